@@ -1,0 +1,14 @@
+//! The operations a DeepSeek-Sparse-Attention model is written in, and the backends that run them.
+//!
+//! [`Backend`] is the one interface: `baton-model` is written against it once, and every device implements it.
+//! This crate knows nothing of configs, checkpoints, pipelines or gRPC.
+
+pub mod backend;
+pub mod batch;
+pub mod sampling;
+
+pub use backend::{
+    Backend, Dtype, ExpertMatrices, IndexParams, KernelError, MatrixData, MatrixView, RopeLayout,
+    RopeTable, RouterParams,
+};
+pub use batch::{Batch, Segment};

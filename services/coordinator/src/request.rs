@@ -1,0 +1,177 @@
+//! What the gateway asks for and what it hears back.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+use tokio::sync::{mpsc, watch};
+
+/// One sequence to generate.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// Prompt; not empty.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; 0 only scores the prompt.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Log-probabilities of this many most likely tokens beside each generated token's own.
+    pub logprobs: Option<usize>,
+    /// The same for prompt tokens (echo); the first prompt token has none.
+    pub prompt_logprobs: Option<usize>,
+    /// Ids that end the generation; the id itself is not part of the text.
+    pub stop_token_ids: Vec<u32>,
+    /// Keep going at the model's eos ids: they may not be chosen.
+    pub ignore_eos: bool,
+    /// W3C trace context of the request; empty when there is none.
+    pub traceparent: String,
+}
+
+/// How the next token is chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 1 is off.
+    pub top_p: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    /// 0 is off.
+    pub min_p: f32,
+    /// Fixes the text; drawn at random by the gateway when the client gives none.
+    pub seed: u64,
+}
+
+/// A token and its log-probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// What happens to a request, in this order: `Prompt` (when asked for), `Token`..., then one `Finished` or `Failed`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Scores of prompt tokens `1..`, in order; may come in several pieces.
+    Prompt(Vec<(TokenLogprob, Vec<TokenLogprob>)>),
+    /// One generated token.
+    Token {
+        /// The token and its log-probability.
+        token: TokenLogprob,
+        /// The most likely tokens, best first.
+        top: Vec<TokenLogprob>,
+    },
+    /// The end.
+    Finished(FinishReason),
+    /// The end, too early: one sentence for the client. `retryable` when the same request may succeed later.
+    Failed {
+        /// What went wrong.
+        message: String,
+        /// Whether it is worth trying again.
+        retryable: bool,
+    },
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An eos or stop id.
+    Stop,
+    /// `max_tokens`, or the longest context.
+    Length,
+}
+
+/// A request that was not taken.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// It can never be served: a client error.
+    #[error("{0}")]
+    Invalid(String),
+    /// Not now: the pipeline is not ready.
+    #[error("the pipeline is not ready: {0}")]
+    NotReady(String),
+    /// Not now: too much waits already.
+    #[error("{waiting} requests wait already, the limit is {limit}")]
+    Busy {
+        /// Requests in the queue.
+        waiting: usize,
+        /// Its limit.
+        limit: usize,
+    },
+}
+
+/// Whether the pipeline makes progress, and what is missing when it does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// All stages make progress.
+    Ready,
+    /// One sentence that names what is missing.
+    NotReady(String),
+}
+
+/// A request on its way to the scheduler, with the channel for its events. Dropping the receiver cancels it.
+#[derive(Debug)]
+pub struct Submission {
+    /// The request.
+    pub request: GenerateRequest,
+    /// Where its events go.
+    pub events: mpsc::UnboundedSender<Event>,
+}
+
+/// The gateway's way in. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct CoordinatorHandle {
+    submissions: mpsc::Sender<Submission>,
+    readiness: watch::Receiver<Readiness>,
+    pipeline: watch::Receiver<Arc<serde_json::Value>>,
+}
+
+impl CoordinatorHandle {
+    /// A handle and its other ends. The coordinator makes one; tests of the gateway drive one themselves.
+    #[must_use]
+    pub fn new(
+        submissions: mpsc::Sender<Submission>,
+        readiness: watch::Receiver<Readiness>,
+        pipeline: watch::Receiver<Arc<serde_json::Value>>,
+    ) -> Self {
+        Self { submissions, readiness, pipeline }
+    }
+
+    /// Whether the pipeline makes progress.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.borrow().clone()
+    }
+
+    /// The state of every stage, as `/pipeline` shows it.
+    #[must_use]
+    pub fn pipeline(&self) -> Arc<serde_json::Value> {
+        self.pipeline.borrow().clone()
+    }
+
+    /// Hands a request to the scheduler.
+    ///
+    /// # Errors
+    /// When the pipeline is not ready or the queue is full.
+    pub fn submit(
+        &self,
+        request: GenerateRequest,
+    ) -> Result<mpsc::UnboundedReceiver<Event>, SubmitError> {
+        if let Readiness::NotReady(reason) = self.readiness() {
+            return Err(SubmitError::NotReady(reason));
+        }
+        let (events, receiver) = mpsc::unbounded_channel();
+        self.submissions.try_send(Submission { request, events }).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(_) => SubmitError::Busy {
+                waiting: self.submissions.max_capacity(),
+                limit: self.submissions.max_capacity(),
+            },
+            mpsc::error::TrySendError::Closed(_) => {
+                SubmitError::NotReady("the coordinator has stopped".into())
+            }
+        })?;
+        Ok(receiver)
+    }
+}
