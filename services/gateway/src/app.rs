@@ -1,0 +1,153 @@
+//! The router, its shared state, and serving it.
+
+use std::future::Future;
+use std::io;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use baton_coordinator::CoordinatorHandle;
+use tokio::net::TcpListener;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::trace::TraceLayer;
+
+use crate::chat_template::ChatTemplate;
+use crate::config::{GatewayConfig, GatewayError};
+use crate::error::ApiError;
+use crate::tokenizer::TextTokenizer;
+use crate::{chat, completions, health, models, tokenize};
+
+/// How long requests that run at shutdown may go on.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What every handler shares.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) config: GatewayConfig,
+    pub(crate) tokenizer: Arc<TextTokenizer>,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) handle: CoordinatorHandle,
+    /// When the gateway started, as `/v1/models` reports it.
+    pub(crate) started: u64,
+}
+
+/// [`App`], cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct AppState(Arc<App>);
+
+impl Deref for AppState {
+    type Target = App;
+
+    fn deref(&self) -> &App {
+        &self.0
+    }
+}
+
+/// The HTTP API of one model.
+#[derive(Debug)]
+pub struct Gateway;
+
+impl Gateway {
+    /// Loads the checkpoint's tokenizer and chat template and builds the router.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` is missing or unusable, or when there is a chat template and it does not parse.
+    #[allow(
+        clippy::new_ret_no_self,
+        reason = "a gateway is its router; nothing else of it is ever used"
+    )]
+    pub fn new(config: GatewayConfig, handle: CoordinatorHandle) -> Result<Router, GatewayError> {
+        let tokenizer = Arc::new(TextTokenizer::load(&config.model_dir)?);
+        let template = ChatTemplate::load(&config.model_dir)?;
+        let body_bytes = config.limits.body_bytes;
+        let app =
+            AppState(Arc::new(App { config, tokenizer, template, handle, started: unix_time() }));
+        Ok(Router::new()
+            .route("/", get(health::page))
+            .route("/health", get(health::health))
+            .route("/ready", get(health::ready))
+            .route("/pipeline", get(health::pipeline))
+            .route("/v1/models", get(models::list))
+            .route("/v1/models/{*id}", get(models::one))
+            .route("/v1/completions", post(completions::complete))
+            .route("/v1/chat/completions", post(chat::complete))
+            .route("/tokenize", post(tokenize::tokenize))
+            .route("/detokenize", post(tokenize::detokenize))
+            .fallback(not_found)
+            .method_not_allowed_fallback(method_not_allowed)
+            .layer(DefaultBodyLimit::max(body_bytes))
+            .layer(CatchPanicLayer::custom(|_| {
+                ApiError::internal("the server failed on this request").into_response()
+            }))
+            .layer(TraceLayer::new_for_http())
+            .with_state(app))
+    }
+}
+
+async fn not_found(method: Method, uri: Uri) -> Response {
+    let message = format!("there is no {method} {}", uri.path());
+    ApiError::client(StatusCode::NOT_FOUND, message).into_response()
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    let message = format!("{} does not take {method}", uri.path());
+    ApiError::client(StatusCode::METHOD_NOT_ALLOWED, message).into_response()
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// An id for an answer, unique enough to find it in a log.
+pub(crate) fn answer_id(prefix: &str) -> String {
+    format!("{prefix}-{:032x}", rand::random::<u128>())
+}
+
+/// The trace context that came with a request; empty when none did.
+pub(crate) fn traceparent(headers: &HeaderMap) -> String {
+    headers.get("traceparent").and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
+}
+
+/// Serves until `shutdown` completes; then takes no new connection, and returns when the running requests are
+/// answered, after ten seconds at most.
+///
+/// # Errors
+/// When accepting connections fails for good.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    // Tokens are small: they must not wait for the acknowledgement of the token before.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
+    });
+    let (stopping, stopped) = tokio::sync::oneshot::channel();
+    let signal = async move {
+        shutdown.await;
+        // Nobody waits any more when the server ended by itself.
+        let _ = stopping.send(());
+    };
+    let server = axum::serve(listener, router).with_graceful_shutdown(signal);
+    tokio::select! {
+        result = server.into_future() => result,
+        () = async {
+            if stopped.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            tokio::time::sleep(GRACE).await;
+        } => {
+            tracing::warn!("requests still run {GRACE:?} after the shutdown began; they are cut off");
+            Ok(())
+        }
+    }
+}

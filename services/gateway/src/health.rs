@@ -1,0 +1,49 @@
+//! Whether this process and the pipeline behind it work.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use baton_coordinator::Readiness;
+use serde_json::{Value, json};
+
+use crate::app::AppState;
+
+/// This process answers.
+pub(crate) async fn health() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// All stages make progress; otherwise 503 and what is missing.
+pub(crate) async fn ready(State(app): State<AppState>) -> Response {
+    match app.handle.readiness() {
+        Readiness::Ready => Json(json!({"ready": true})).into_response(),
+        Readiness::NotReady(reason) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            [(header::RETRY_AFTER, "5")],
+            Json(json!({"ready": false, "reason": reason})),
+        )
+            .into_response(),
+    }
+}
+
+/// The state of every stage, as the coordinator tells it.
+pub(crate) async fn pipeline(State(app): State<AppState>) -> Json<Value> {
+    Json(Value::clone(&app.handle.pipeline()))
+}
+
+/// What there is to see, for a person who opens the address in a browser.
+pub(crate) async fn page(State(app): State<AppState>) -> String {
+    let state = match app.handle.readiness() {
+        Readiness::Ready => "ready".to_owned(),
+        Readiness::NotReady(reason) => format!("not ready: {reason}"),
+    };
+    format!(
+        "baton serves {} ({state})\n\n\
+         POST /v1/completions        POST /v1/chat/completions\n\
+         POST /tokenize              POST /detokenize\n\
+         GET  /v1/models             GET  /pipeline\n\
+         GET  /health                GET  /ready\n",
+        app.config.model_name
+    )
+}

@@ -1,0 +1,293 @@
+//! What completions and chats have in common: sampling, ends, and the shape of the answer.
+
+use baton_coordinator::SamplingParams;
+use serde_json::Value;
+
+use crate::config::{GatewayConfig, Limits};
+use crate::error::ApiError;
+use crate::fields::{Fields, whole};
+
+/// Parameters of a generation, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Params {
+    pub(crate) temperature: f32,
+    pub(crate) top_p: f32,
+    pub(crate) top_k: u32,
+    pub(crate) min_p: f32,
+    /// The client's seed; without one every choice draws its own.
+    pub(crate) seed: Option<u64>,
+    pub(crate) n: usize,
+    pub(crate) stop: Vec<String>,
+    pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) ignore_eos: bool,
+    pub(crate) skip_special_tokens: bool,
+    pub(crate) return_token_ids: bool,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+}
+
+impl Params {
+    /// Reads and checks the common fields.
+    pub(crate) fn read(fields: &Fields, config: &GatewayConfig) -> Result<Self, ApiError> {
+        check_model(fields, config)?;
+        refuse_unsupported(fields)?;
+        let defaults = &config.defaults;
+        let limits = &config.limits;
+        let stream = fields.boolean("stream")?.unwrap_or(false);
+        let positions = i64::try_from(config.max_positions).unwrap_or(i64::MAX);
+        let max_tokens = |name| fields.integer_in(name, 0..=positions);
+        let max_tokens = match max_tokens("max_completion_tokens")? {
+            Some(tokens) => Some(tokens),
+            None => max_tokens("max_tokens")?,
+        };
+        Ok(Self {
+            temperature: fields
+                .number_in("temperature", 0.0..=2.0)?
+                .map_or(defaults.temperature, |v| v as f32),
+            top_p: top_p(fields)?.unwrap_or(defaults.top_p),
+            top_k: fields
+                .integer_in("top_k", -1..=i64::from(u32::MAX))?
+                .map_or(defaults.top_k, |v| u32::try_from(v).unwrap_or(0)),
+            min_p: fields.number_in("min_p", 0.0..=1.0)?.map_or(defaults.min_p, |v| v as f32),
+            seed: fields.integer("seed")?.map(i64::cast_unsigned),
+            n: fields
+                .integer_in("n", 1..=limits.choices_per_prompt as i64)?
+                .map_or(1, |n| n as usize),
+            stop: stop_strings(fields, limits)?,
+            stop_token_ids: stop_token_ids(fields, config.vocab_size)?,
+            max_tokens: max_tokens.map(|n| n as usize),
+            ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+            skip_special_tokens: fields.boolean("skip_special_tokens")?.unwrap_or(true),
+            return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
+            include_usage: include_usage(fields, stream)?,
+            stream,
+        })
+    }
+
+    /// Ids for the coordinator to end at, beside the model's own: the client's, and those of `generation_config.json`.
+    pub(crate) fn end_ids(&self, config: &GatewayConfig) -> Vec<u32> {
+        let mut ids = self.stop_token_ids.clone();
+        if !self.ignore_eos {
+            let more = config.defaults.stop_token_ids.iter();
+            ids.extend(more.filter(|id| !config.eos_token_ids.contains(id)));
+        }
+        ids
+    }
+
+    /// Every id that may end this generation.
+    pub(crate) fn terminators(&self, config: &GatewayConfig) -> Vec<u32> {
+        let mut ids = self.end_ids(config);
+        if !self.ignore_eos {
+            ids.extend(&config.eos_token_ids);
+        }
+        ids
+    }
+
+    /// How the `i`th choice of a prompt is sampled.
+    pub(crate) fn sampling(&self, i: usize) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            seed: self.seed.map_or_else(rand::random, |seed| seed.wrapping_add(i as u64)),
+        }
+    }
+}
+
+/// Refuses another model's name; requests may leave the name out.
+pub(crate) fn check_model(fields: &Fields, config: &GatewayConfig) -> Result<(), ApiError> {
+    match fields.string("model")? {
+        Some(name) if name != config.model_name => {
+            Err(ApiError::unknown_model(name, &config.model_name))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn top_p(fields: &Fields) -> Result<Option<f32>, ApiError> {
+    let top_p = fields.number_in("top_p", 0.0..=1.0)?;
+    if top_p == Some(0.0) {
+        return Err(ApiError::field("top_p", "\"top_p\" is 0, expected more than 0, at most 1"));
+    }
+    Ok(top_p.map(|v| v as f32))
+}
+
+fn stop_strings(fields: &Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {
+    let wrong = || {
+        ApiError::field(
+            "stop",
+            format!(
+                "\"stop\" is neither a string nor a list of at most {} strings, none of them empty",
+                limits.stop_strings
+            ),
+        )
+    };
+    let list = match fields.get("stop") {
+        None => return Ok(Vec::new()),
+        Some(value @ Value::String(_)) => std::slice::from_ref(value),
+        Some(Value::Array(list)) if list.len() <= limits.stop_strings => list,
+        Some(_) => return Err(wrong()),
+    };
+    let text = |v: &Value| v.as_str().filter(|s| !s.is_empty()).map(str::to_owned);
+    list.iter().map(|v| text(v).ok_or_else(wrong)).collect()
+}
+
+fn stop_token_ids(fields: &Fields, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+    let ids = fields.list("stop_token_ids")?.map_or(&[][..], Vec::as_slice);
+    ids.iter().enumerate().map(|(i, v)| token_id("stop_token_ids", i, v, vocab_size)).collect()
+}
+
+/// A token id of the model, in a list of this name.
+pub(crate) fn token_id(
+    list: &str,
+    i: usize,
+    value: &Value,
+    vocab_size: usize,
+) -> Result<u32, ApiError> {
+    let known = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < vocab_size);
+    whole(value).filter(known).and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
+        ApiError::field(
+            list,
+            format!("{list}[{i}] is {value}, expected a token id from 0 to {}", vocab_size - 1),
+        )
+    })
+}
+
+fn include_usage(fields: &Fields, stream: bool) -> Result<bool, ApiError> {
+    let Some(options) = fields.object("stream_options")? else { return Ok(false) };
+    if !stream {
+        return Err(ApiError::field(
+            "stream_options",
+            "\"stream_options\" is only allowed with \"stream\": true",
+        ));
+    }
+    Fields::new(Value::Object(options.clone()))?
+        .boolean("include_usage")
+        .map(|v| v.unwrap_or(false))
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}
+
+/// Fields that would change the answer if they were ignored.
+fn refuse_unsupported(fields: &Fields) -> Result<(), ApiError> {
+    let number = |expected: f64| move |v: &Value| v.as_f64() == Some(expected);
+    for name in ["presence_penalty", "frequency_penalty", "min_tokens"] {
+        fields.refuse_unless(name, number(0.0), "0")?;
+    }
+    for name in ["repetition_penalty", "length_penalty"] {
+        fields.refuse_unless(name, number(1.0), "1")?;
+    }
+    for name in ["logit_bias", "bad_words", "logits_processors", "allowed_token_ids"] {
+        fields.refuse_unless(name, is_empty, "an empty value")?;
+    }
+    for name in [
+        "use_beam_search",
+        "include_stop_str_in_output",
+        "return_tokens_as_token_ids",
+        "truncate_prompt_tokens",
+        "prompt_logprobs",
+        "prompt_embeds",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "chat_template",
+    ] {
+        fields.refuse_unless(name, |v| v == &Value::Bool(false), "null")?;
+    }
+    let text_format = |v: &Value| v.get("type").and_then(Value::as_str) == Some("text");
+    fields.refuse_unless("response_format", text_format, "{\"type\": \"text\"}")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::GenerationDefaults;
+    use crate::tokenizer::tests::fixture;
+
+    fn config() -> GatewayConfig {
+        GatewayConfig {
+            model_dir: fixture(),
+            model_name: "tiny".into(),
+            max_positions: 128,
+            vocab_size: 500,
+            eos_token_ids: vec![476],
+            defaults: GenerationDefaults { top_p: 0.95, ..GenerationDefaults::default() },
+            limits: Limits::default(),
+        }
+    }
+
+    fn read(value: Value) -> Result<Params, ApiError> {
+        Params::read(&Fields::new(value).unwrap(), &config())
+    }
+
+    #[test]
+    fn the_checkpoint_s_defaults_hold_unless_the_request_says_otherwise() {
+        assert_eq!(read(json!({})).unwrap().top_p, 0.95);
+        assert_eq!(read(json!({"top_p": 0.5})).unwrap().top_p, 0.5);
+        assert_eq!(read(json!({"temperature": null})).unwrap().temperature, 1.0);
+    }
+
+    #[test]
+    fn each_choice_has_its_own_seed() {
+        let fixed = read(json!({"seed": -1})).unwrap();
+        assert_eq!((fixed.sampling(0).seed, fixed.sampling(1).seed), (u64::MAX, 0));
+        let drawn = read(json!({})).unwrap();
+        assert_ne!(drawn.sampling(0).seed, drawn.sampling(0).seed);
+    }
+
+    #[test]
+    fn values_out_of_range_name_their_field() {
+        for (value, param) in [
+            (json!({"temperature": -0.1}), "temperature"),
+            (json!({"temperature": "hot"}), "temperature"),
+            (json!({"top_p": 0}), "top_p"),
+            (json!({"top_p": 1.01}), "top_p"),
+            (json!({"top_k": -2}), "top_k"),
+            (json!({"min_p": 2}), "min_p"),
+            (json!({"seed": 1.5}), "seed"),
+            (json!({"n": 0}), "n"),
+            (json!({"n": 129}), "n"),
+            (json!({"max_tokens": -1}), "max_tokens"),
+            (json!({"max_tokens": 129}), "max_tokens"),
+            (json!({"stop": ["a", ""]}), "stop"),
+            (json!({"stop": vec!["a"; 17]}), "stop"),
+            (json!({"stop": 3}), "stop"),
+            (json!({"stop_token_ids": [500]}), "stop_token_ids"),
+            (json!({"stop_token_ids": [-1]}), "stop_token_ids"),
+            (json!({"stream": "yes"}), "stream"),
+            (json!({"stream_options": {"include_usage": true}}), "stream_options"),
+            (json!({"model": "gpt-4"}), "model"),
+            (json!({"presence_penalty": 0.5}), "presence_penalty"),
+            (json!({"repetition_penalty": 1.1}), "repetition_penalty"),
+            (json!({"logit_bias": {"5": 10}}), "logit_bias"),
+            (json!({"response_format": {"type": "json_object"}}), "response_format"),
+            (json!({"guided_regex": "a+"}), "guided_regex"),
+        ] {
+            let error = read(value.clone()).unwrap_err();
+            assert_eq!(error.body()["error"]["param"], param, "{value}");
+        }
+    }
+
+    #[test]
+    fn neutral_values_of_unsupported_fields_are_fine() {
+        read(json!({
+            "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+            "logit_bias": {}, "response_format": {"type": "text"}, "suffix": null,
+            "use_beam_search": false, "user": "me", "something_else": [1],
+        }))
+        .unwrap();
+    }
+}
