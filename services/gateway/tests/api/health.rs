@@ -1,0 +1,63 @@
+use baton_coordinator::Readiness;
+use serde_json::{Value, json};
+
+use crate::fake::{MAX_POSITIONS, Server, encode};
+
+#[tokio::test]
+async fn ready_follows_the_pipeline_and_health_does_not() {
+    let server = Server::saying("x").await;
+    assert_eq!(server.get("/ready").await.status(), 200);
+    server.readiness.send(Readiness::NotReady("stage 3 is loading".into())).unwrap();
+    let response = server.get("/ready").await;
+    assert_eq!(response.status(), 503);
+    let body: Value = response.json().await.unwrap();
+    assert_eq!(body, json!({"ready": false, "reason": "stage 3 is loading"}));
+    assert_eq!(server.get("/health").await.status(), 200);
+    let page = server.get("/").await.text().await.unwrap();
+    assert!(page.contains("org/tiny") && page.contains("stage 3 is loading"), "{page}");
+    server.readiness.send(Readiness::Ready).unwrap();
+    assert_eq!(server.get("/ready").await.status(), 200);
+}
+
+#[tokio::test]
+async fn the_pipeline_s_state_passes_through() {
+    let server = Server::saying("x").await;
+    let body: Value = server.get("/pipeline").await.json().await.unwrap();
+    assert_eq!(body, json!({"stages": [{"layers": [0, 3]}]}));
+}
+
+#[tokio::test]
+async fn models_list_the_served_one_under_its_full_name() {
+    let server = Server::saying("x").await;
+    let list: Value = server.get("/v1/models").await.json().await.unwrap();
+    assert_eq!(list["object"], "list");
+    assert_eq!(list["data"][0]["id"], "org/tiny");
+    assert_eq!(list["data"][0]["max_model_len"], MAX_POSITIONS);
+    for path in ["/v1/models/org/tiny", "/v1/models/org%2Ftiny"] {
+        let one: Value = server.get(path).await.json().await.unwrap();
+        assert_eq!(one, list["data"][0]);
+    }
+}
+
+#[tokio::test]
+async fn tokenize_and_back() {
+    let server = Server::saying("x").await;
+    let text = "[gMASK]<sop>Grüße, 中文 🦀<think>";
+    let answer = server.ok("/tokenize", json!({"prompt": text, "return_token_strs": true})).await;
+    let ids = encode(text);
+    assert_eq!(answer["tokens"], json!(ids));
+    assert_eq!(answer["count"], ids.len());
+    assert_eq!(answer["max_model_len"], MAX_POSITIONS);
+    assert_eq!(answer["token_strs"][0], "[gMASK]");
+    let back = server.ok("/detokenize", json!({"tokens": ids})).await;
+    assert_eq!(back, json!({"prompt": text}));
+
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let answer = server.ok("/tokenize", json!({"messages": messages})).await;
+    assert_eq!(answer["tokens"], json!(encode("[gMASK]<sop><|user|>Hi<|assistant|><think>")));
+    let body = json!({"messages": messages, "add_generation_prompt": false});
+    let answer = server.ok("/tokenize", body).await;
+    assert_eq!(answer["tokens"], json!(encode("[gMASK]<sop><|user|>Hi")));
+    let empty = server.ok("/tokenize", json!({"prompt": ""})).await;
+    assert_eq!(empty["count"], 0);
+}
