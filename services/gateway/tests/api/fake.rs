@@ -192,6 +192,10 @@ fn generate(request: &GenerateRequest) -> Vec<Event> {
         let (token, top) =
             scored(words[state as usize % words.len()], request.logprobs.unwrap_or(0));
         events.push(Event::Token { token, top });
+        if request.stop_token_ids.contains(&token.token) {
+            events.push(Event::Finished(FinishReason::Stop));
+            return events;
+        }
     }
     events.push(Event::Finished(FinishReason::Length));
     events
