@@ -55,7 +55,7 @@ pub struct TokenLogprob {
 pub enum Event {
     /// Scores of prompt tokens `1..`, in order; may come in several pieces.
     Prompt(Vec<(TokenLogprob, Vec<TokenLogprob>)>),
-    /// One generated token.
+    /// One generated token; the id that ends the generation comes as one too, before `Finished`.
     Token {
         /// The token and its log-probability.
         token: TokenLogprob,

@@ -105,11 +105,6 @@ pub(crate) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-/// An id for an answer, unique enough to find it in a log.
-pub(crate) fn answer_id(prefix: &str) -> String {
-    format!("{prefix}-{:032x}", rand::random::<u128>())
-}
-
 /// The trace context that came with a request; empty when none did.
 pub(crate) fn traceparent(headers: &HeaderMap) -> String {
     headers.get("traceparent").and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()

@@ -6,13 +6,13 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use baton_coordinator::GenerateRequest;
 use serde_json::{Map, Value, json};
 
-use crate::app::{AppState, answer_id, traceparent, unix_time};
+use crate::answer::Answer;
+use crate::app::{AppState, traceparent};
 use crate::body::JsonFields;
 use crate::chat_template::{self, Chat};
-use crate::choice::{Choice, Piece, ScoredToken, TextOptions};
+use crate::choice::{Choice, Piece, ScoredToken};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generate::{self, Plan, reason_name};
@@ -20,6 +20,8 @@ use crate::params::Params;
 use crate::tokenizer::TextTokenizer;
 use crate::{logprobs, prompt, sse};
 
+const OBJECT: &str = "chat.completion";
+const CHUNK: &str = "chat.completion.chunk";
 /// Template variables that a request sets through fields of its own.
 const OWN_VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
@@ -47,35 +49,17 @@ pub(crate) async fn complete(
     let trace = traceparent(&headers);
     let plans = (0..params.n)
         .map(|i| {
-            let request = GenerateRequest {
-                prompt: ids.clone(),
-                max_tokens,
-                sampling: params.sampling(i),
-                logprobs: scores,
-                prompt_logprobs: None,
-                stop_token_ids: params.end_ids(&app.config),
-                ignore_eos: params.ignore_eos,
-                traceparent: trace.clone(),
-            };
-            let options = TextOptions {
-                stop: params.stop.clone(),
-                terminators: params.terminators(&app.config),
-                skip_special_tokens: params.skip_special_tokens,
-                scores: scores.is_some(),
-            };
+            let request = params.request(&app.config, (&ids, max_tokens), i, scores, &trace);
+            let options = params.text_options(&app.config, scores.is_some());
             Plan { request, choice: Choice::new(app.tokenizer.clone(), options, None) }
         })
         .collect();
     let pieces = generate::start(&app.handle, plans)?;
     let shape = Shape {
-        id: answer_id("chatcmpl"),
-        created: unix_time(),
-        model: app.config.model_name.clone(),
+        answer: Answer::new(&app, "chatcmpl", &params, ids.len()),
         tokenizer: app.tokenizer.clone(),
         logprobs: scores,
-        prompt_tokens: ids.len(),
         prompt_ids: params.return_token_ids.then_some(ids),
-        include_usage: params.include_usage,
     };
     if params.stream {
         let stream = Stream {
@@ -88,25 +72,9 @@ pub(crate) async fn complete(
     }
     let finished = generate::collect(pieces, params.n).await?;
     let completion_tokens = finished.iter().map(|c| c.token_ids.len()).sum();
-    let choices: Vec<Value> = finished
-        .into_iter()
-        .enumerate()
-        .map(|(index, c)| {
-            let message = json!({"role": "assistant", "content": c.text, "refusal": null});
-            let mut choice = json!({
-                "index": index,
-                "message": message,
-                "logprobs": shape.scores(&c.tokens),
-                "finish_reason": c.reason.map(reason_name),
-            });
-            if shape.prompt_ids.is_some() {
-                choice["token_ids"] = c.token_ids.into();
-            }
-            choice
-        })
-        .collect();
-    let mut body = shape.body("chat.completion", choices);
-    body.insert("usage".into(), shape.usage(completion_tokens));
+    let choices = finished.into_iter().enumerate();
+    let choices = choices.map(|(index, piece)| shape.choice(index, piece)).collect();
+    let mut body = shape.answer.whole(OBJECT, choices, completion_tokens);
     if let Some(ids) = &shape.prompt_ids {
         body.insert("prompt_token_ids".into(), ids.as_slice().into());
     }
@@ -209,48 +177,48 @@ fn read_logprobs(fields: &Fields, most: usize) -> Result<Option<usize>, ApiError
     }
 }
 
-/// What stays the same over an answer.
+/// How choices look in this endpoint.
 struct Shape {
-    id: String,
-    created: u64,
-    model: String,
+    answer: Answer,
     tokenizer: Arc<TextTokenizer>,
     logprobs: Option<usize>,
-    prompt_tokens: usize,
     /// Set when the client wants ids.
     prompt_ids: Option<Vec<u32>>,
-    include_usage: bool,
 }
 
 impl Shape {
-    fn body(&self, object: &str, choices: Vec<Value>) -> Map<String, Value> {
-        let mut body = Map::new();
-        body.insert("id".into(), self.id.as_str().into());
-        body.insert("object".into(), object.into());
-        body.insert("created".into(), self.created.into());
-        body.insert("model".into(), self.model.as_str().into());
-        body.insert("choices".into(), choices.into());
-        body
-    }
-
     fn scores(&self, tokens: &[ScoredToken]) -> Value {
         self.logprobs.map_or(Value::Null, |top| logprobs::chat(&self.tokenizer, tokens, top))
     }
 
-    fn usage(&self, completion_tokens: usize) -> Value {
-        json!({
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": self.prompt_tokens + completion_tokens,
-        })
+    fn choice(&self, index: usize, piece: Piece) -> Value {
+        let mut choice = json!({
+            "index": index,
+            "message": {"role": "assistant", "content": piece.text, "refusal": null},
+            "logprobs": self.scores(&piece.tokens),
+            "finish_reason": piece.finish.map(reason_name),
+        });
+        self.add_ids(&mut choice, piece.token_ids);
+        choice
     }
 
-    fn chunk(&self, choices: Vec<Value>) -> Map<String, Value> {
-        let mut chunk = self.body("chat.completion.chunk", choices);
-        if self.include_usage {
-            chunk.insert("usage".into(), Value::Null);
+    fn delta(&self, index: usize, piece: Piece) -> Value {
+        let delta = if piece.text.is_empty() { json!({}) } else { json!({"content": piece.text}) };
+        let scores = if piece.tokens.is_empty() { Value::Null } else { self.scores(&piece.tokens) };
+        let mut choice = json!({
+            "index": index,
+            "delta": delta,
+            "logprobs": scores,
+            "finish_reason": piece.finish.map(reason_name),
+        });
+        self.add_ids(&mut choice, piece.token_ids);
+        choice
+    }
+
+    fn add_ids(&self, choice: &mut Value, ids: Vec<u32>) {
+        if self.prompt_ids.is_some() {
+            choice["token_ids"] = ids.into();
         }
-        chunk
     }
 }
 
@@ -267,12 +235,13 @@ impl Stream {
         if std::mem::replace(&mut self.started[index], true) {
             return None;
         }
-        let mut chunk = self.shape.chunk(vec![json!({
+        let choice = json!({
             "index": index,
             "delta": {"role": "assistant", "content": ""},
             "logprobs": null,
             "finish_reason": null,
-        })]);
+        });
+        let mut chunk = self.shape.answer.chunk(CHUNK, choice);
         if !std::mem::replace(&mut self.any_started, true)
             && let Some(ids) = &self.shape.prompt_ids
         {
@@ -286,27 +255,11 @@ impl sse::Chunks for Stream {
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Value> {
         self.completion_tokens += piece.token_ids.len();
         let mut chunks: Vec<Value> = self.opening(index).into_iter().collect();
-        let delta = if piece.text.is_empty() { json!({}) } else { json!({"content": piece.text}) };
-        let scores =
-            if piece.tokens.is_empty() { Value::Null } else { self.shape.scores(&piece.tokens) };
-        let mut choice = json!({
-            "index": index,
-            "delta": delta,
-            "logprobs": scores,
-            "finish_reason": piece.finish.map(reason_name),
-        });
-        if self.shape.prompt_ids.is_some() {
-            choice["token_ids"] = piece.token_ids.into();
-        }
-        chunks.push(self.shape.chunk(vec![choice]).into());
+        chunks.push(self.shape.answer.chunk(CHUNK, self.shape.delta(index, piece)).into());
         chunks
     }
 
     fn end(&mut self) -> Option<Value> {
-        self.shape.include_usage.then(|| {
-            let mut chunk = self.shape.chunk(Vec::new());
-            chunk.insert("usage".into(), self.shape.usage(self.completion_tokens));
-            chunk.into()
-        })
+        self.shape.answer.closing(CHUNK, self.completion_tokens)
     }
 }

@@ -26,7 +26,8 @@ pub(crate) struct ScoredToken {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Piece {
     pub(crate) text: String,
-    /// Tokens whose text is out, the echoed prompt's among them. Tokens that end the text are not.
+    /// Tokens whose text is out, the echoed prompt's among them, and the id that ended the text. Tokens of a stop
+    /// string are not.
     pub(crate) tokens: Vec<ScoredToken>,
     /// Every id generated since the last piece.
     pub(crate) token_ids: Vec<u32>,
@@ -117,13 +118,16 @@ impl Choice {
             }
             Event::Finished(reason) => {
                 self.show_prompt(&mut piece)?;
-                if let Some((token, top)) = self.terminator.take()
-                    && reason != FinishReason::Stop
-                {
-                    self.show_token(token, top, &mut piece);
-                }
-                if piece.finish.is_none() {
-                    self.finish(reason, &mut piece);
+                let terminator = self.terminator.take();
+                match terminator {
+                    Some((token, top)) if reason != FinishReason::Stop => {
+                        self.show_token(token, top, &mut piece);
+                        self.finish(reason, &mut piece);
+                    }
+                    terminator => {
+                        self.finish(reason, &mut piece);
+                        self.score_terminator(terminator, &mut piece);
+                    }
                 }
             }
         }
@@ -178,7 +182,25 @@ impl Choice {
         }
     }
 
+    /// The id that ended the text has a score, but no text.
+    fn score_terminator(
+        &self,
+        terminator: Option<(TokenLogprob, Vec<TokenLogprob>)>,
+        piece: &mut Piece,
+    ) {
+        let Some((token, top)) = terminator else { return };
+        piece.tokens.push(ScoredToken {
+            id: token.token,
+            logprob: Some(token.logprob),
+            top,
+            offset: self.decoded,
+        });
+    }
+
     fn finish(&mut self, reason: FinishReason, piece: &mut Piece) {
+        if piece.finish.is_some() {
+            return;
+        }
         piece.finish = Some(reason);
         let rest = self.detokenizer.finish();
         if self.release(&rest, piece) {
@@ -279,14 +301,16 @@ mod tests {
     }
 
     #[test]
-    fn a_last_eos_is_counted_but_not_shown() {
+    fn a_last_eos_is_counted_and_scored_but_not_shown() {
         let events = ids("Hi").into_iter().chain([EOS]).map(token);
         let events = events.chain([Event::Finished(FinishReason::Stop)]);
         let options = TextOptions { skip_special_tokens: false, ..options() };
         let all = run(Choice::new(tokenizer(), options, None), events);
         assert_eq!(all.text, "Hi");
         assert_eq!(all.token_ids.last(), Some(&EOS));
-        assert!(all.tokens.iter().all(|t| t.id != EOS));
+        let last = all.tokens.last().unwrap();
+        assert_eq!((last.id, last.offset), (EOS, 2));
+        assert_eq!(all.tokens.len(), all.token_ids.len());
     }
 
     #[test]

@@ -7,11 +7,12 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use baton_coordinator::GenerateRequest;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::app::{AppState, answer_id, traceparent, unix_time};
+use crate::answer::Answer;
+use crate::app::{AppState, traceparent};
 use crate::body::JsonFields;
-use crate::choice::{Choice, Piece, ScoredToken, TextOptions};
+use crate::choice::{Choice, Piece, ScoredToken};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generate::{self, Plan, reason_name};
@@ -21,6 +22,7 @@ use crate::{logprobs, prompt, sse};
 
 /// OpenAI's default for `max_tokens` here.
 const DEFAULT_MAX_TOKENS: usize = 16;
+const OBJECT: &str = "text_completion";
 
 pub(crate) async fn complete(
     State(app): State<AppState>,
@@ -42,52 +44,35 @@ pub(crate) async fn complete(
             ),
         ));
     }
-    let mut encoded = Vec::with_capacity(prompts.len());
-    for prompt in prompts {
-        let ids = prompt::encode(&app.tokenizer, prompt, own.add_special_tokens).await?;
-        let max_positions = app.config.max_positions;
-        let room =
-            prompt::room("prompt", &ids, params.max_tokens, DEFAULT_MAX_TOKENS, max_positions)?;
-        encoded.push((ids, room));
-    }
+    let encoded = prompt::encode(&app.tokenizer, prompts, own.add_special_tokens).await?;
+    let most = app.config.max_positions;
+    let rooms = encoded
+        .iter()
+        .map(|ids| prompt::room("prompt", ids, params.max_tokens, DEFAULT_MAX_TOKENS, most))
+        .collect::<Result<Vec<usize>, ApiError>>()?;
     let trace = traceparent(&headers);
     let plans = encoded
         .iter()
-        .flat_map(|(ids, room)| (0..params.n).map(move |i| (ids, *room, i)))
-        .map(|(ids, max_tokens, i)| {
+        .zip(rooms)
+        .flat_map(|(ids, room)| (0..params.n).map(move |i| (ids.as_slice(), room, i)))
+        .map(|(ids, room, i)| {
             let request = GenerateRequest {
-                prompt: ids.clone(),
-                max_tokens,
-                sampling: params.sampling(i),
-                logprobs: own.logprobs,
                 prompt_logprobs: own.logprobs.filter(|_| own.echo),
-                stop_token_ids: params.end_ids(&app.config),
-                ignore_eos: params.ignore_eos,
-                traceparent: trace.clone(),
+                ..params.request(&app.config, (ids, room), i, own.logprobs, &trace)
             };
-            let options = TextOptions {
-                stop: params.stop.clone(),
-                terminators: params.terminators(&app.config),
-                skip_special_tokens: params.skip_special_tokens,
-                scores: own.logprobs.is_some(),
-            };
-            let echo = own.echo.then(|| ids.clone());
+            let options = params.text_options(&app.config, own.logprobs.is_some());
+            let echo = own.echo.then(|| ids.to_vec());
             Plan { request, choice: Choice::new(app.tokenizer.clone(), options, echo) }
         })
         .collect();
     let pieces = generate::start(&app.handle, plans)?;
+    let prompt_tokens = encoded.iter().map(Vec::len).sum();
     let shape = Shape {
-        id: answer_id("cmpl"),
-        created: unix_time(),
-        model: app.config.model_name.clone(),
+        answer: Answer::new(&app, "cmpl", &params, prompt_tokens),
         tokenizer: app.tokenizer.clone(),
         logprobs: own.logprobs,
         n: params.n,
-        prompt_tokens: encoded.iter().map(|(ids, _)| ids.len()).sum(),
-        prompt_ids: params
-            .return_token_ids
-            .then(|| encoded.into_iter().map(|(ids, _)| ids).collect()),
-        include_usage: params.include_usage,
+        prompt_ids: params.return_token_ids.then_some(encoded),
     };
     if params.stream {
         let stream = Stream { shape, started: vec![false; choices], completion_tokens: 0 };
@@ -95,18 +80,9 @@ pub(crate) async fn complete(
     }
     let finished = generate::collect(pieces, choices).await?;
     let completion_tokens = finished.iter().map(|c| c.token_ids.len()).sum();
-    let choices: Vec<Value> = finished
-        .into_iter()
-        .enumerate()
-        .map(|(index, c)| {
-            let piece =
-                Piece { text: c.text, tokens: c.tokens, token_ids: c.token_ids, finish: c.reason };
-            shape.choice(index, piece, true)
-        })
-        .collect();
-    let mut body = shape.body(choices);
-    body.insert("usage".into(), shape.usage(completion_tokens));
-    Ok(Json(body).into_response())
+    let choices = finished.into_iter().enumerate();
+    let choices = choices.map(|(index, piece)| shape.choice(index, piece, true)).collect();
+    Ok(Json(shape.answer.whole(OBJECT, choices, completion_tokens)).into_response())
 }
 
 /// Fields that only completions have.
@@ -131,31 +107,17 @@ impl OwnParams {
     }
 }
 
-/// What stays the same over an answer.
+/// How choices look in this endpoint.
 struct Shape {
-    id: String,
-    created: u64,
-    model: String,
+    answer: Answer,
     tokenizer: Arc<TextTokenizer>,
     logprobs: Option<usize>,
     n: usize,
-    prompt_tokens: usize,
     /// Set when the client wants ids.
     prompt_ids: Option<Vec<Vec<u32>>>,
-    include_usage: bool,
 }
 
 impl Shape {
-    fn body(&self, choices: Vec<Value>) -> Map<String, Value> {
-        let mut body = Map::new();
-        body.insert("id".into(), self.id.as_str().into());
-        body.insert("object".into(), "text_completion".into());
-        body.insert("created".into(), self.created.into());
-        body.insert("model".into(), self.model.as_str().into());
-        body.insert("choices".into(), choices.into());
-        body
-    }
-
     fn scores(&self, tokens: &[ScoredToken]) -> Value {
         self.logprobs.map_or(Value::Null, |top| logprobs::completion(&self.tokenizer, tokens, top))
     }
@@ -175,14 +137,6 @@ impl Shape {
         }
         choice
     }
-
-    fn usage(&self, completion_tokens: usize) -> Value {
-        json!({
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": self.prompt_tokens + completion_tokens,
-        })
-    }
 }
 
 struct Stream {
@@ -195,18 +149,11 @@ impl sse::Chunks for Stream {
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Value> {
         self.completion_tokens += piece.token_ids.len();
         let first = !std::mem::replace(&mut self.started[index], true);
-        let mut chunk = self.shape.body(vec![self.shape.choice(index, piece, first)]);
-        if self.shape.include_usage {
-            chunk.insert("usage".into(), Value::Null);
-        }
-        vec![chunk.into()]
+        let choice = self.shape.choice(index, piece, first);
+        vec![self.shape.answer.chunk(OBJECT, choice).into()]
     }
 
     fn end(&mut self) -> Option<Value> {
-        self.shape.include_usage.then(|| {
-            let mut chunk = self.shape.body(Vec::new());
-            chunk.insert("usage".into(), self.shape.usage(self.completion_tokens));
-            chunk.into()
-        })
+        self.shape.answer.closing(OBJECT, self.completion_tokens)
     }
 }

@@ -152,4 +152,37 @@ mod tests {
         assert_eq!(take_complete(&mut bytes), "\u{fffd}a\u{fffd}b");
         assert_eq!(bytes, [0xf0, 0x9f]);
     }
+
+    /// A vocabulary of words whose leading space is dropped at the start, with bytes for what it lacks.
+    fn words() -> Arc<TextTokenizer> {
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ]},
+            "model": {"type": "WordLevel", "unk_token": "?", "vocab": {
+                "?": 0, "\u{2581}the": 1, "\u{2581}river": 2, "s": 3,
+                "<0xC3>": 4, "<0xA9>": 5, "\u{2581}": 6,
+            }},
+        });
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        Arc::new(TextTokenizer::load(dir.path()).unwrap())
+    }
+
+    #[test]
+    fn tokenizers_that_are_not_byte_level_keep_their_spaces() {
+        let words = words();
+        assert!(words.bytes(1).is_none());
+        let ids = [1, 2, 3, 6, 4, 5, 1, 1];
+        let mut detokenizer = Detokenizer::new(words.clone());
+        let mut pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id, true)).collect();
+        pieces.push(detokenizer.finish());
+        assert_eq!(pieces.concat(), words.decode(&ids, true).unwrap());
+        assert_eq!(pieces, ["the", " river", "s", " ", "", "\u{e9}", " the", " the", ""]);
+    }
 }

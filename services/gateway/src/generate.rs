@@ -8,7 +8,7 @@ use baton_coordinator::{CoordinatorHandle, Event, FinishReason, GenerateRequest,
 use futures::stream::{Stream, StreamExt, select_all};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::choice::{Choice, Piece, ScoredToken};
+use crate::choice::{Choice, Piece};
 use crate::error::ApiError;
 
 /// How often a choice that found the queue full asks again, while earlier choices of its request are served.
@@ -96,25 +96,16 @@ async fn submit_patiently(
     }
 }
 
-/// A whole choice.
-#[derive(Debug, Default)]
-pub(crate) struct Finished {
-    pub(crate) text: String,
-    pub(crate) tokens: Vec<ScoredToken>,
-    pub(crate) token_ids: Vec<u32>,
-    pub(crate) reason: Option<FinishReason>,
-}
-
-/// Waits for all choices.
-pub(crate) async fn collect(mut pieces: Pieces, choices: usize) -> Result<Vec<Finished>, ApiError> {
-    let mut finished: Vec<Finished> = (0..choices).map(|_| Finished::default()).collect();
+/// Waits for all choices; each is one piece then.
+pub(crate) async fn collect(mut pieces: Pieces, choices: usize) -> Result<Vec<Piece>, ApiError> {
+    let mut finished: Vec<Piece> = (0..choices).map(|_| Piece::default()).collect();
     while let Some(item) = pieces.next().await {
         let (index, piece) = item?;
         let choice = &mut finished[index];
         choice.text.push_str(&piece.text);
         choice.tokens.extend(piece.tokens);
         choice.token_ids.extend(piece.token_ids);
-        choice.reason = piece.finish;
+        choice.finish = piece.finish;
     }
     Ok(finished)
 }

@@ -8,6 +8,7 @@
 //! [`GenerateRequest`]: baton_coordinator::GenerateRequest
 //! [`CoordinatorHandle`]: baton_coordinator::CoordinatorHandle
 
+mod answer;
 mod app;
 mod body;
 mod chat;

@@ -1,8 +1,9 @@
 //! What completions and chats have in common: sampling, ends, and the shape of the answer.
 
-use baton_coordinator::SamplingParams;
+use baton_coordinator::{GenerateRequest, SamplingParams};
 use serde_json::Value;
 
+use crate::choice::TextOptions;
 use crate::config::{GatewayConfig, Limits};
 use crate::error::ApiError;
 use crate::fields::{Fields, whole};
@@ -65,34 +66,55 @@ impl Params {
         })
     }
 
-    /// Ids for the coordinator to end at, beside the model's own: the client's, and those of `generation_config.json`.
-    pub(crate) fn end_ids(&self, config: &GatewayConfig) -> Vec<u32> {
+    /// The request for the `i`th choice of a prompt, without prompt scores.
+    pub(crate) fn request(
+        &self,
+        config: &GatewayConfig,
+        (prompt, max_tokens): (&[u32], usize),
+        i: usize,
+        logprobs: Option<usize>,
+        traceparent: &str,
+    ) -> GenerateRequest {
+        GenerateRequest {
+            prompt: prompt.to_vec(),
+            max_tokens,
+            sampling: SamplingParams {
+                temperature: self.temperature,
+                top_p: self.top_p,
+                top_k: self.top_k,
+                min_p: self.min_p,
+                seed: self.seed.map_or_else(rand::random, |seed| seed.wrapping_add(i as u64)),
+            },
+            logprobs,
+            prompt_logprobs: None,
+            stop_token_ids: self.end_ids(config),
+            ignore_eos: self.ignore_eos,
+            traceparent: traceparent.to_owned(),
+        }
+    }
+
+    /// How its tokens become text.
+    pub(crate) fn text_options(&self, config: &GatewayConfig, scores: bool) -> TextOptions {
+        let mut terminators = self.end_ids(config);
+        if !self.ignore_eos {
+            terminators.extend(&config.eos_token_ids);
+        }
+        TextOptions {
+            stop: self.stop.clone(),
+            terminators,
+            skip_special_tokens: self.skip_special_tokens,
+            scores,
+        }
+    }
+
+    /// Ids for the coordinator to end at beside the model's own: the client's, and those of `generation_config.json`.
+    fn end_ids(&self, config: &GatewayConfig) -> Vec<u32> {
         let mut ids = self.stop_token_ids.clone();
         if !self.ignore_eos {
             let more = config.defaults.stop_token_ids.iter();
             ids.extend(more.filter(|id| !config.eos_token_ids.contains(id)));
         }
         ids
-    }
-
-    /// Every id that may end this generation.
-    pub(crate) fn terminators(&self, config: &GatewayConfig) -> Vec<u32> {
-        let mut ids = self.end_ids(config);
-        if !self.ignore_eos {
-            ids.extend(&config.eos_token_ids);
-        }
-        ids
-    }
-
-    /// How the `i`th choice of a prompt is sampled.
-    pub(crate) fn sampling(&self, i: usize) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            seed: self.seed.map_or_else(rand::random, |seed| seed.wrapping_add(i as u64)),
-        }
     }
 }
 
@@ -242,10 +264,26 @@ mod tests {
 
     #[test]
     fn each_choice_has_its_own_seed() {
+        let seed =
+            |params: &Params, i| params.request(&config(), (&[1], 1), i, None, "").sampling.seed;
         let fixed = read(json!({"seed": -1})).unwrap();
-        assert_eq!((fixed.sampling(0).seed, fixed.sampling(1).seed), (u64::MAX, 0));
+        assert_eq!((seed(&fixed, 0), seed(&fixed, 1)), (u64::MAX, 0));
         let drawn = read(json!({})).unwrap();
-        assert_ne!(drawn.sampling(0).seed, drawn.sampling(0).seed);
+        assert_ne!(seed(&drawn, 0), seed(&drawn, 0));
+    }
+
+    #[test]
+    fn the_checkpoint_s_further_ends_are_passed_on_unless_ends_are_ignored() {
+        let mut config = config();
+        config.defaults.stop_token_ids = vec![476, 477];
+        let ends = |value: Value| {
+            let params = Params::read(&Fields::new(value).unwrap(), &config).unwrap();
+            let request = params.request(&config, (&[1], 1), 0, None, "");
+            (request.stop_token_ids, params.text_options(&config, false).terminators)
+        };
+        assert_eq!(ends(json!({"stop_token_ids": [5]})), (vec![5, 477], vec![5, 477, 476]));
+        let ignoring = json!({"stop_token_ids": [5], "ignore_eos": true});
+        assert_eq!(ends(ignoring), (vec![5], vec![5]));
     }
 
     #[test]

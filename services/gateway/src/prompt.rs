@@ -64,29 +64,37 @@ fn ids(name: &str, list: &[Value], vocab_size: usize) -> Result<Vec<u32>, ApiErr
     list.iter().enumerate().map(|(i, v)| token_id(name, i, v, vocab_size)).collect()
 }
 
-/// The prompt's ids.
+/// The ids of every prompt. Texts that are long together are tokenized on a thread of their own.
 pub(crate) async fn encode(
     tokenizer: &Arc<TextTokenizer>,
-    prompt: Prompt,
+    prompts: Vec<Prompt>,
     add_special_tokens: bool,
-) -> Result<Vec<u32>, ApiError> {
-    match prompt {
-        Prompt::Ids(ids) => Ok(ids),
-        Prompt::Text(text) => encode_text(tokenizer, text, add_special_tokens).await,
-    }
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let length = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) => text.len(),
+        Prompt::Ids(_) => 0,
+    };
+    let long = prompts.iter().map(length).sum::<usize>() > INLINE_BYTES;
+    let tokenizer = tokenizer.clone();
+    let encode = move || {
+        let ids = |prompt| match prompt {
+            Prompt::Ids(ids) => Ok(ids),
+            Prompt::Text(text) => tokenizer.encode(&text, add_special_tokens),
+        };
+        prompts.into_iter().map(ids).collect::<Result<Vec<_>, _>>()
+    };
+    let ids = if long { blocking(encode).await? } else { encode() };
+    ids.map_err(|e| ApiError::field("prompt", e.to_string()))
 }
 
-/// A text's ids; long texts are tokenized on a thread of their own.
+/// The ids of one text.
 pub(crate) async fn encode_text(
     tokenizer: &Arc<TextTokenizer>,
     text: String,
     add_special_tokens: bool,
 ) -> Result<Vec<u32>, ApiError> {
-    let tokenizer = tokenizer.clone();
-    let long = text.len() > INLINE_BYTES;
-    let encode = move || tokenizer.encode(&text, add_special_tokens);
-    let ids = if long { blocking(encode).await? } else { encode() };
-    ids.map_err(|e| ApiError::field("prompt", e.to_string()))
+    let ids = encode(tokenizer, vec![Prompt::Text(text)], add_special_tokens).await?;
+    Ok(ids.into_iter().flatten().collect())
 }
 
 /// Runs work that takes long on a thread for such work.

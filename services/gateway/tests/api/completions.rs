@@ -125,6 +125,25 @@ async fn scoring_a_prompt_as_evaluation_harnesses_do() {
 }
 
 #[tokio::test]
+async fn an_eos_after_the_scored_prompt_has_its_own_score() {
+    // Evaluation harnesses drop the last score as that of the one generated token, whatever it was.
+    let server = Server::scripted(|request| {
+        let own = |id, logprob| TokenLogprob { token: id, logprob };
+        let prompt = request.prompt[1..].iter().map(|&id| (own(id, -1.0), vec![])).collect();
+        let eos = Event::Token { token: own(EOS, -9.0), top: vec![] };
+        vec![Event::Prompt(prompt), eos, Event::Finished(FinishReason::Stop)]
+    })
+    .await;
+    let body = json!({"prompt": "the river", "max_tokens": 1, "logprobs": 1, "echo": true});
+    let answer = server.ok(PATH, body).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["text"], "the river");
+    let own = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+    assert_eq!(own.len(), encode("the river").len() + 1);
+    assert_eq!(own.last(), Some(&json!(-9.0)));
+}
+
+#[tokio::test]
 async fn echo_gives_the_prompt_back_to_the_letter() {
     let server = Server::saying(" the end").await;
     for prompt in ["[gMASK]<sop><|user|>Grüße 🦀<think>", "  a\n\n", "中"] {
