@@ -22,6 +22,9 @@ const TOOL_USE: &str = "tool_use";
 /// Marks the end of a message that the answer shall continue; templates that trim it leave it without its space.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
+/// A text that no template writes by itself.
+const PROBE: &str = "text of a probe";
+
 /// Why a chat template cannot be used, or did not take a chat.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
@@ -65,6 +68,7 @@ pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
     special_tokens: Map<String, Value>,
     takes_parts: bool,
+    takes_argument_text: bool,
     knows_developer: bool,
 }
 
@@ -99,31 +103,53 @@ impl ChatTemplate {
                 .add_template_owned(name.clone(), without_generation_tags(&source))
                 .map_err(|e| TemplateError::Syntax { name, reason: describe(&e) })?;
         }
-        let mut template =
-            Self { environment, special_tokens, takes_parts: false, knows_developer };
-        template.takes_parts = template.probe_parts();
+        let mut template = Self {
+            environment,
+            special_tokens,
+            takes_parts: false,
+            takes_argument_text: false,
+            knows_developer,
+        };
+        let parts = json!([{"role": "user", "content": [{"type": "text", "text": PROBE}]}]);
+        template.takes_parts = template.shows_probe(&parts, "text");
+        let call = |arguments: Value| {
+            let call =
+                json!({"type": "function", "function": {"name": "f", "arguments": arguments}});
+            json!([
+                {"role": "user", "content": ""},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+            ])
+        };
+        let object = call(json!({"key": PROBE}));
+        let text = call(json!({"key": PROBE}).to_string().into());
+        template.takes_argument_text =
+            template.renders_probe(&object).is_none() && template.renders_probe(&text).is_some();
         Ok(template)
     }
 
-    /// Whether the template reads content that is a list of parts. Asked by rendering one: a template that only knows
-    /// strings prints the list itself, or fails.
-    fn probe_parts(&self) -> bool {
-        const PROBE: &str = "content of a part";
-        let chat = Chat {
-            messages: vec![json!({
-                "role": "user",
-                "content": [{"type": "text", "text": PROBE}],
-            })],
-            ..Chat::default()
-        };
-        self.render(chat).is_ok_and(|text| {
-            text.contains(PROBE) && !text.contains("'text'") && !text.contains("\"text\"")
+    /// What the template makes of messages that hold the probe; nothing when it fails on them or leaves it out. So a
+    /// template's expectations are found by asking it, whatever way it is written in.
+    fn renders_probe(&self, messages: &Value) -> Option<String> {
+        let messages = messages.as_array().cloned().unwrap_or_default();
+        let text = self.render(Chat { messages, ..Chat::default() }).ok()?;
+        text.contains(PROBE).then_some(text)
+    }
+
+    /// Whether the template reads the probe, instead of printing the object around it with its `key`.
+    fn shows_probe(&self, messages: &Value, key: &str) -> bool {
+        self.renders_probe(messages).is_some_and(|text| {
+            !text.contains(&format!("'{key}'")) && !text.contains(&format!("\"{key}\""))
         })
     }
 
     /// Whether message content may stay a list of parts.
     pub(crate) fn takes_parts(&self) -> bool {
         self.takes_parts
+    }
+
+    /// Whether the template wants a call's arguments as the JSON text they are sent in, and not as an object.
+    pub(crate) fn takes_argument_text(&self) -> bool {
+        self.takes_argument_text
     }
 
     /// Whether the template has a role "developer" of its own.

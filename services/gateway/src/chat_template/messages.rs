@@ -48,14 +48,15 @@ fn message_of(at: &str, message: Value, template: &ChatTemplate) -> Result<Value
         Some(content) => {
             *content = content_of(&format!("{at}.content"), content.take(), &role, template)?;
         }
-        None if role == "assistant" => {}
+        // Calls come without content; templates that add to it would fail on nothing.
+        None if role == "assistant" => drop(message.insert("content".into(), "".into())),
         None => return Err(wrong(&format!("{at}.content"), "text", &Value::Null)),
     }
     if let Some(calls) = message.get_mut("tool_calls") {
         let calls_at = format!("{at}.tool_calls");
         let Value::Array(calls) = calls else { return Err(wrong(&calls_at, "a list", calls)) };
         for (i, call) in calls.iter_mut().enumerate() {
-            parse_arguments(&format!("{calls_at}[{i}]"), call)?;
+            parse_arguments(&format!("{calls_at}[{i}]"), call, template)?;
         }
     }
     if let Some(reasoning) = REASONING.iter().find_map(|name| message.get(*name)).cloned() {
@@ -103,8 +104,8 @@ fn content_of(
     if template.takes_parts() { Ok(Value::Array(parts)) } else { Ok(texts.join("\n").into()) }
 }
 
-/// Clients send a call's arguments as a JSON text; templates walk them as an object.
-fn parse_arguments(at: &str, call: &mut Value) -> Result<(), ApiError> {
+/// Clients send a call's arguments as a JSON text; most templates walk them as an object.
+fn parse_arguments(at: &str, call: &mut Value, template: &ChatTemplate) -> Result<(), ApiError> {
     let at = format!("{at}.function");
     let Some(Value::Object(function)) = call.get_mut("function") else {
         return Err(wrong(&at, "an object", &Value::Null));
@@ -123,7 +124,12 @@ fn parse_arguments(at: &str, call: &mut Value) -> Result<(), ApiError> {
     if !arguments.is_object() {
         return Err(wrong(&at, "a JSON object", &arguments));
     }
-    function.insert("arguments".into(), arguments);
+    let sent_as_text = function.get("arguments").is_some_and(Value::is_string);
+    if !template.takes_argument_text() {
+        function.insert("arguments".into(), arguments);
+    } else if !sent_as_text {
+        function.insert("arguments".into(), arguments.to_string().into());
+    }
     Ok(())
 }
 

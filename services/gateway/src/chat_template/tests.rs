@@ -57,6 +57,18 @@ fn arguments_sent_as_text_render_like_objects() {
 }
 
 #[test]
+fn arguments_stay_text_for_templates_that_join_texts() {
+    let joining = template(
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}\
+         {{ '<' + c.function.name + '>' + c.function.arguments }}{% endfor %}{% endfor %}",
+    );
+    assert!(joining.takes_argument_text() && !glm().takes_argument_text());
+    let call = json!({"function": {"name": "f", "arguments": "{\"a\":  1}"}});
+    let case = json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [call]}]});
+    assert_eq!(render(&case, &joining).unwrap(), "<f>{\"a\":  1}");
+}
+
+#[test]
 fn parts_are_joined_for_templates_that_only_know_strings() {
     let case = json!({"messages": [{"role": "user", "content": [
         {"type": "text", "text": "one"}, {"type": "text", "text": "two"},
