@@ -4,8 +4,14 @@
 
 pub mod config;
 pub mod contract;
+pub mod kv;
 pub mod schedule;
+pub mod tensors;
+#[cfg(test)]
+mod test_models;
 
 pub use config::{Architecture, Fp8Block, MlpKind, ModelConfig, RopeLayout, RopeParameters, Yarn};
 pub use contract::{Contract, HiddenDtype, IndexDtype, StageContract};
+pub use kv::KvLayout;
 pub use schedule::{IndexSchedule, LayerKind};
+pub use tensors::{Precision, Storage, TensorSpec};
