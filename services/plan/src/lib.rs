@@ -2,6 +2,7 @@
 //!
 //! Pure: no tensors, no I/O beyond reading a config file, nothing asynchronous.
 
+pub mod balance;
 pub mod config;
 pub mod contract;
 pub mod kv;
@@ -10,6 +11,7 @@ pub mod tensors;
 #[cfg(test)]
 mod test_models;
 
+pub use balance::{Balance, BalanceError, BalanceOptions, balance};
 pub use config::{Architecture, Fp8Block, MlpKind, ModelConfig, RopeLayout, RopeParameters, Yarn};
 pub use contract::{Contract, HiddenDtype, IndexDtype, StageContract};
 pub use kv::KvLayout;
