@@ -17,7 +17,7 @@ EXPERTS = ".mlp.experts."
 GAIN = 1.0
 
 
-def shapes(model, config):
+def shapes(model):
     """Names and shapes of a checkpoint, one tensor per expert projection, from an instance of the model."""
     found = {}
     for name, tensor in model.state_dict().items():

@@ -83,7 +83,7 @@ def make_model(variant, directory):
     config = oracle_config(variant)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    needed = checkpoint.shapes(model, config)
+    needed = checkpoint.shapes(model)
     extra = {}
     if variant.mtp_layer:
         extra |= checkpoint.mtp_shapes(needed, config)
