@@ -157,12 +157,15 @@ def record(variant, model, asked):
     entries, tensors = [], {}
     margins = {"selection": float("inf"), "greedy": float("inf"), "rounding": 0.0}
     watch = run.Margins()
+    eos = set(np.atleast_1d(variant.config["eos_token_id"]).tolist())
     for name, tokens in asked.items():
         with watch:
             seen = run.forward(model, tokens)
             greedy, step_logits, passes = run.decode(model, tokens, GREEDY)
             whole = run.forward(model, tokens + greedy)
         check_sharing(model, variant, seen)
+        if set(greedy) & eos:
+            raise Unfit("a greedy token ends the text")
         best = step_logits.topk(2).values
         margins["greedy"] = min(margins["greedy"], (best[:, 0] - best[:, 1]).min().item())
         check_decode(variant, tokens, whole, step_logits, passes)
