@@ -1,1 +1,17 @@
-//! placeholder
+//! Support of the end-to-end tests: the real `baton` program, started on the tiny checkpoints of `tests/models`, and the
+//! answers that were recorded for them.
+//!
+//! The program is looked for beside the test's own build directory, or where `BATON_BIN` says; build it first with
+//! `cargo build --bin baton`.
+
+pub mod client;
+pub mod models;
+pub mod oracle;
+pub mod process;
+pub mod program;
+pub mod server;
+
+pub use client::Client;
+pub use oracle::{Oracle, OraclePrompt};
+pub use program::Program;
+pub use server::Server;

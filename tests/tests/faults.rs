@@ -1,0 +1,238 @@
+//! What happens when a stage dies, a signal comes, or a start cannot succeed: a clear end, in bounded time.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use baton_tests::models::{copy_of, model_dir};
+use baton_tests::process::that_name;
+use baton_tests::program::eventually;
+use baton_tests::{Program, Server};
+use reqwest::StatusCode;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// Time in which a failure must have shown everywhere.
+const SOON: Duration = Duration::from_secs(10);
+/// Time in which a start that cannot succeed must have ended.
+const START: Duration = Duration::from_secs(30);
+
+const STAGES: [&str; 2] = ["--split", "4,2,4"];
+
+#[tokio::test]
+async fn a_stage_that_is_killed_ends_its_streams_and_is_named() -> anyhow::Result<()> {
+    let server = Server::start("share-4-3", &STAGES).await?;
+    let endless = json!({"max_tokens": 2000});
+    let mut stream = server.client.stream(&[1, 2, 3], &endless).await?;
+    for _ in 0..3 {
+        stream.next().await?.context("the stream has begun")?;
+    }
+    let stage = server.stage(1)?;
+    stage.signal(Signal::KILL);
+    let killed = Instant::now();
+    let mut last = String::new();
+    let rest = async {
+        while let Some(data) = stream.next().await? {
+            last = data;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(SOON, rest).await.context("the stream hangs")??;
+    let event: Value = serde_json::from_str(&last).with_context(|| last.clone())?;
+    let message = event["error"]["message"].as_str().context("an error event ends the stream")?;
+    ensure!(!message.is_empty() && event["error"]["type"] == "server_error", "{event}");
+
+    let reason = loop {
+        let (status, body) = server.client.get("/ready").await?;
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            break body["reason"].as_str().unwrap_or_default().to_owned();
+        }
+        ensure!(killed.elapsed() < SOON, "/ready still answers {status}: {body}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    ensure!(reason.contains("stage 1"), "/ready does not name the stage: {reason}");
+
+    let asked = Instant::now();
+    let body = server.client.body(&[1, 2, 3], &json!({"max_tokens": 4}));
+    let (status, answer) = server.client.post("/v1/completions", &body).await?;
+    ensure!(status == StatusCode::SERVICE_UNAVAILABLE, "{status}: {answer}");
+    ensure!(answer["error"]["message"].is_string(), "{answer}");
+    ensure!(asked.elapsed() < SOON, "a request to a broken pipeline took {:?}", asked.elapsed());
+    let (status, _) = server.client.get("/health").await?;
+    ensure!(status == StatusCode::OK, "/health is about this process alone, it says {status}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn signals_end_every_process() -> anyhow::Result<()> {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut server = Server::start("share-4-3", &STAGES).await?;
+        let stages = server.program.children();
+        ensure!(stages.len() == 3, "{stages:?}");
+        let mut stream = server.client.stream(&[1, 2, 3], &json!({"max_tokens": 2000})).await?;
+        stream.next().await?.context("the stream has begun")?;
+        server.program.signal(signal)?;
+        let status = server.program.wait(SOON)?;
+        ensure!(status.success(), "{signal:?}: {status}, it printed\n{}", server.program.stderr());
+        let gone = || stages.iter().all(|stage| !stage.is_alive());
+        ensure!(eventually(SOON, gone).await, "{signal:?}: stages outlive the coordinator");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn stages_do_not_outlive_a_killed_coordinator() -> anyhow::Result<()> {
+    let server = Server::start("share-4-3", &STAGES).await?;
+    let stages = server.program.children();
+    server.program.signal(Signal::KILL)?;
+    let gone = || stages.iter().all(|stage| !stage.is_alive());
+    let ended = eventually(SOON, gone).await;
+    stages.iter().for_each(|stage| stage.signal(Signal::KILL));
+    ensure!(ended, "stages of a killed `baton up` live on");
+    Ok(())
+}
+
+/// Starts `baton`, which must fail in time, leave no process behind and say all of `words`.
+fn refuses(arguments: &[&str], directory: &Path, words: &[&str]) -> anyhow::Result<()> {
+    let mut program = Program::start(arguments)?;
+    let status = program.wait(START)?;
+    let said = program.stderr();
+    ensure!(!status.success(), "{arguments:?} succeeded: {said}");
+    for word in words {
+        ensure!(said.contains(word), "{arguments:?} does not mention {word:?}:\n{said}");
+    }
+    ensure!(!said.contains("panicked"), "{said}");
+    std::thread::sleep(Duration::from_millis(200));
+    let left = that_name(directory);
+    ensure!(left.is_empty(), "{arguments:?} leaves {left:?} behind");
+    Ok(())
+}
+
+fn up<'a>(directory: &'a Path, port: &'a str) -> anyhow::Result<Vec<&'a str>> {
+    let directory = directory.to_str().context("a path in UTF-8")?;
+    Ok(vec!["up", "--model", directory, "--stages", "2", "--threads", "1", "--port", port])
+}
+
+#[test]
+fn a_taken_port_is_named() -> anyhow::Result<()> {
+    let model = copy_of("share-4-3")?;
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let port = taken.local_addr()?.port().to_string();
+    refuses(&up(model.path(), &port)?, model.path(), &[&port])
+}
+
+#[test]
+fn a_missing_checkpoint_is_named() -> anyhow::Result<()> {
+    let place = tempfile::tempdir()?;
+    let missing = place.path().join("no-such-model");
+    refuses(&up(&missing, "0")?, &missing, &["no-such-model"])
+}
+
+#[test]
+fn a_truncated_file_is_named() -> anyhow::Result<()> {
+    let model = copy_of("share-4-3")?;
+    let weights = model.path().join("model.safetensors");
+    let file = std::fs::OpenOptions::new().write(true).open(&weights)?;
+    file.set_len(file.metadata()?.len() / 2)?;
+    refuses(&up(model.path(), "0")?, model.path(), &["model.safetensors"])
+}
+
+#[test]
+fn a_missing_shard_is_named() -> anyhow::Result<()> {
+    let model = copy_of("bf16-sharded")?;
+    let shard = "model-00002-of-00003.safetensors";
+    std::fs::remove_file(model.path().join(shard))?;
+    refuses(&up(model.path(), "0")?, model.path(), &[shard])
+}
+
+#[test]
+fn a_config_that_contradicts_itself_is_refused() -> anyhow::Result<()> {
+    let model = copy_of("share-4-3")?;
+    let path = model.path().join("config.json");
+    let mut config: Value = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
+    config["indexer_types"][6] = "shared".into();
+    std::fs::write(&path, config.to_string())?;
+    let words = ["indexer_types", "index_topk_freq", "layer 6"];
+    refuses(&up(model.path(), "0")?, model.path(), &words)
+}
+
+#[test]
+fn a_split_of_other_layers_is_refused_with_the_numbers() -> anyhow::Result<()> {
+    let model = copy_of("share-4-3")?;
+    let directory = model.path().to_str().context("a path in UTF-8")?;
+    for (split, words) in [("3,3,3", ["9", "10"]), ("5,6", ["11", "10"])] {
+        let arguments = ["up", "--model", directory, "--port", "0", "--split", split];
+        refuses(&arguments, model.path(), &words)?;
+    }
+    let arguments = ["up", "--model", directory, "--port", "0", "--stages", "11"];
+    refuses(&arguments, model.path(), &["11", "10"])
+}
+
+/// The coordinator alone, waiting for `stages` stages.
+fn coordinator(grpc: &str, wait: &str) -> anyhow::Result<Program> {
+    let model = model_dir("share-4-3");
+    let directory = model.to_str().context("a path in UTF-8")?;
+    Program::start([
+        "coordinator",
+        "--model",
+        directory,
+        "--http",
+        "127.0.0.1:0",
+        "--grpc",
+        grpc,
+        "--stages",
+        "2",
+        "--join-timeout",
+        wait,
+    ])
+}
+
+fn stage(grpc: &str, model: &str) -> anyhow::Result<Program> {
+    let model = model_dir(model);
+    let directory = model.to_str().context("a path in UTF-8")?;
+    let url = format!("http://{grpc}");
+    Program::start([
+        "stage",
+        "--coordinator",
+        &url,
+        "--model",
+        directory,
+        "--listen",
+        "127.0.0.1:0",
+        "--threads",
+        "1",
+        "--exit-with-coordinator",
+    ])
+}
+
+/// An address that was free a moment ago.
+fn free_address() -> anyhow::Result<String> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+}
+
+#[test]
+fn a_stage_that_never_comes_is_missed() -> anyhow::Result<()> {
+    let grpc = free_address()?;
+    let mut coordinator = coordinator(&grpc, "3")?;
+    let mut only = stage(&grpc, "share-4-3")?;
+    let status = coordinator.wait(START)?;
+    let said = coordinator.stderr();
+    ensure!(!status.success(), "the coordinator succeeded with one stage of two: {said}");
+    ensure!(said.contains("1 of 2") || said.contains("stage 1"), "what is missing?\n{said}");
+    only.wait(SOON).context("the stage outlives its coordinator")?;
+    Ok(())
+}
+
+#[test]
+fn a_stage_with_another_model_is_refused() -> anyhow::Result<()> {
+    let grpc = free_address()?;
+    let mut coordinator = coordinator(&grpc, "5")?;
+    let mut other = stage(&grpc, "share-8-2")?;
+    let status = other.wait(START)?;
+    let said = other.stderr();
+    ensure!(!status.success(), "a stage with another model joined: {said}");
+    ensure!(said.contains("digest"), "both digests should be named:\n{said}");
+    ensure!(!coordinator.wait(START)?.success(), "the coordinator started without stages");
+    Ok(())
+}
