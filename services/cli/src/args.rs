@@ -1,0 +1,294 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use baton_plan::HiddenDtype;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Serves GLM-5.x and other DeepSeek-Sparse-Attention models over a pipeline of stages.
+#[derive(Debug, Parser)]
+#[command(name = "baton", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Coordinator, HTTP API and N stage processes on this machine
+    Up(UpArgs),
+    /// Coordinator and HTTP API; stages dial in
+    Coordinator(CoordinatorArgs),
+    /// One stage
+    Stage(StageArgs),
+    /// Shows how a model would be cut, and which layers a stock engine would get wrong
+    Plan(PlanArgs),
+    /// Measures
+    Bench(BenchArgs),
+}
+
+/// How the model is cut.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SplitArgs {
+    /// Number of stages; the cuts are chosen by cost and memory
+    #[arg(long, value_name = "N", conflicts_with = "split")]
+    pub(crate) stages: Option<usize>,
+    /// Layers per stage, for example 3,3,4
+    #[arg(long, value_name = "N,N,...")]
+    pub(crate) split: Option<String>,
+    /// Bytes each stage may use for weights and KV, one number for all or one per stage
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',')]
+    pub(crate) memory: Vec<u64>,
+}
+
+/// What the coordinator decides for the whole pipeline.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PipelineArgs {
+    #[command(flatten)]
+    pub(crate) split: SplitArgs,
+    /// Name the API serves the model under [default: the directory's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) served_model_name: Option<String>,
+    /// How hand-offs travel
+    #[arg(long, value_enum, default_value_t = LinkKind::Tcp)]
+    pub(crate) link: LinkKind,
+    /// Type of the residual stream [default: f32 on the CPU]
+    #[arg(long, value_enum)]
+    pub(crate) activation_dtype: Option<ActivationDtype>,
+    /// Most rows (tokens) in one step
+    #[arg(long, value_name = "ROWS", default_value_t = 512)]
+    pub(crate) step_rows: usize,
+    /// Most prompt tokens of one request in one step [default: the step's rows]
+    #[arg(long, value_name = "ROWS")]
+    pub(crate) prefill_chunk: Option<usize>,
+    /// Micro-batches in flight [default: the number of stages]
+    #[arg(long, value_name = "N")]
+    pub(crate) micro_batches: Option<usize>,
+    /// Tokens per KV block
+    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
+    pub(crate) block_size: usize,
+    /// Upper bound on KV blocks per stage [default: from memory and the longest context]
+    #[arg(long, value_name = "BLOCKS")]
+    pub(crate) kv_blocks: Option<u32>,
+    /// Requests that may wait before further ones are refused
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(crate) max_waiting: usize,
+    /// Sequences that may run at once
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) max_sequences: usize,
+    /// Longest wait for all stages to join
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub(crate) join_timeout: Duration,
+    /// Longest time a loading stage may go without progress
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    pub(crate) load_timeout: Duration,
+    /// Longest time a step may take
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub(crate) step_timeout: Duration,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct UpArgs {
+    /// Checkpoint directory [default: a tiny random model, made on first use]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Address of the HTTP API
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
+    pub(crate) host: std::net::IpAddr,
+    /// Port of the HTTP API; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    pub(crate) port: u16,
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineArgs,
+    /// Device of the stages
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    pub(crate) backend: Device,
+    /// Compute threads per stage [default: the machine's cores over the stages]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Epsilon of the latent norms, to compare with implementations that fix it [default: rms_norm_eps]
+    #[arg(long, value_name = "EPS")]
+    pub(crate) latent_norm_eps: Option<f64>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CoordinatorArgs {
+    /// Checkpoint directory; config, tokenizer and index are read, weights are not
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Address of the HTTP API
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:8000")]
+    pub(crate) http: SocketAddr,
+    /// Address the stages dial
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:9000")]
+    pub(crate) grpc: SocketAddr,
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineArgs,
+    /// Epsilon of the latent norms; the stages must be given the same
+    #[arg(long, value_name = "EPS")]
+    pub(crate) latent_norm_eps: Option<f64>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StageArgs {
+    /// The coordinator, for example http://coordinator:9000
+    #[arg(long, value_name = "URL")]
+    pub(crate) coordinator: String,
+    /// Checkpoint directory; only this stage's tensors are read
+    #[arg(long, value_name = "DIR", required_unless_present = "delay_ms")]
+    pub(crate) model: Option<PathBuf>,
+    /// Address the coordinator dials
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:0")]
+    pub(crate) listen: SocketAddr,
+    /// Address the previous stage's link dials [default: the same host, a free port]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) link_listen: Option<SocketAddr>,
+    /// Host name or address that others reach this stage under [default: the one it reaches the coordinator from]
+    #[arg(long, value_name = "HOST")]
+    pub(crate) advertise: Option<String>,
+    /// Device
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    pub(crate) backend: Device,
+    /// Compute threads [default: the machine's cores]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Bytes for weights and KV pages [default: unlimited]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) memory: Option<u64>,
+    /// The stage index to ask for
+    #[arg(long, value_name = "N")]
+    pub(crate) index: Option<u32>,
+    /// End when the coordinator goes away, instead of dialling again
+    #[arg(long)]
+    pub(crate) exit_with_coordinator: bool,
+    /// Epsilon of the latent norms; the coordinator must be given the same
+    #[arg(long, value_name = "EPS")]
+    pub(crate) latent_norm_eps: Option<f64>,
+    /// No model: every step sleeps this long (used by `baton bench pipeline`)
+    #[arg(long, value_name = "MS", conflicts_with = "model")]
+    pub(crate) delay_ms: Option<f64>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PlanArgs {
+    /// Checkpoint directory
+    #[arg(long, value_name = "DIR", required_unless_present = "config")]
+    pub(crate) model: Option<PathBuf>,
+    /// Config file alone
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) split: SplitArgs,
+    /// Type of the residual stream [default: the config's]
+    #[arg(long, value_enum)]
+    pub(crate) activation_dtype: Option<ActivationDtype>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) bench: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Real services, compute replaced by a fixed delay: what the control plane and the links cost
+    Pipeline(PipelineBenchArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PipelineBenchArgs {
+    /// Number of stages
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) stages: usize,
+    /// Compute time of one step on one stage
+    #[arg(long, value_name = "MS", default_value_t = 10.0)]
+    pub(crate) stage_ms: f64,
+    /// Sequences that decode at once
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) sequences: usize,
+    /// Tokens each of them generates
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) tokens: usize,
+    /// Width of the hidden states on the links (bf16)
+    #[arg(long, value_name = "N", default_value_t = 6144)]
+    pub(crate) hidden_size: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where a stage computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// The processor
+    Cpu,
+}
+
+/// How hand-offs travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LinkKind {
+    /// TCP sockets
+    Tcp,
+}
+
+/// Type of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActivationDtype {
+    /// Single precision
+    F32,
+    /// bfloat16
+    Bf16,
+}
+
+impl From<ActivationDtype> for HiddenDtype {
+    fn from(dtype: ActivationDtype) -> Self {
+        match dtype {
+            ActivationDtype::F32 => Self::F32,
+            ActivationDtype::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl LinkKind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text} seconds: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn stages_and_split_exclude_each_other() {
+        let both = ["baton", "plan", "--config", "c.json", "--stages", "2", "--split", "1,1"];
+        assert!(Cli::try_parse_from(both).is_err());
+    }
+
+    #[test]
+    fn seconds_refuse_what_is_not_a_time() {
+        assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
+        assert!(seconds("-1").is_err());
+        assert!(seconds("soon").unwrap_err().contains("soon"));
+    }
+}
