@@ -1,5 +1,17 @@
 //! The model's config, normalised: one form whatever the file's spelling.
 
+mod error;
+mod fields;
+mod generation;
+mod parse;
+mod rope;
+
+use std::path::Path;
+
+pub use error::ConfigError;
+pub(crate) use fields::Fields;
+pub use generation::GenerationDefaults;
+
 use crate::schedule::IndexSchedule;
 
 /// Model families that baton serves.
@@ -137,4 +149,56 @@ pub struct ModelConfig {
     pub fp8: Option<Fp8Block>,
     /// Which layers run their indexer.
     pub schedule: IndexSchedule,
+}
+
+impl ModelConfig {
+    /// Reads a config from its JSON text.
+    ///
+    /// # Errors
+    /// When a field is missing, cannot be used, or contradicts another one.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        parse::parse(text)
+    }
+
+    /// Reads `config.json` of a model directory, or the given file.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::from_json`], and when the file cannot be read.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+        let text =
+            std::fs::read_to_string(&path).map_err(|source| ConfigError::Read { path, source })?;
+        Self::from_json(&text)
+    }
+
+    /// The same model with another epsilon for the two latent norms. `None` changes nothing.
+    #[must_use]
+    pub fn with_latent_norm_eps(mut self, eps: Option<f64>) -> Self {
+        self.latent_norm_eps = eps.unwrap_or(self.latent_norm_eps);
+        self
+    }
+
+    /// Width of a query or key head.
+    #[must_use]
+    pub fn qk_head_dim(&self) -> usize {
+        self.qk_nope_head_dim + self.qk_rope_head_dim
+    }
+
+    /// Whether the layer has routed experts.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    #[must_use]
+    pub fn is_moe(&self, layer: usize) -> bool {
+        self.mlp_kinds[layer] == MlpKind::Moe
+    }
+
+    /// Hex digest of everything that decides an answer. Two files that spell the same model differently have the same
+    /// one; fields that no computation reads do not count.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        // `Debug` of the normalised form names every field and prints floats exactly.
+        let canonical = format!("{self:?}");
+        blake3::hash(canonical.as_bytes()).to_hex()[..32].to_owned()
+    }
 }

@@ -3,6 +3,11 @@
 use std::fmt;
 use std::ops::Range;
 
+use thiserror::Error;
+
+use crate::config::ModelConfig;
+use crate::partition::Partition;
+
 /// Type of `hidden_states` on the wire. The residual stream is rounded to it after every addition, on every layer, so
 /// that where the model is cut does not change its answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,5 +124,135 @@ impl fmt::Display for IndexDtype {
             Self::I32 => "i32",
             Self::U16 => "u16",
         })
+    }
+}
+
+/// What is chosen for a pipeline beside where it is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContractOptions {
+    /// Type of the residual stream.
+    pub hidden_dtype: HiddenDtype,
+    /// Type of index entries on the wire.
+    pub index_dtype: IndexDtype,
+    /// Most rows in one step.
+    pub row_capacity: usize,
+    /// Tokens per KV block.
+    pub block_size: usize,
+}
+
+/// A contract that cannot be made, or two that differ.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ContractError {
+    /// Positions do not fit the index type.
+    #[error("u16 index entries hold positions up to 65535, the model's context is {max_positions}")]
+    IndexWidth {
+        /// Longest context.
+        max_positions: usize,
+    },
+    /// Nothing can run in no rows or no tokens.
+    #[error("{what} is 0, expected at least 1")]
+    Zero {
+        /// Which size.
+        what: &'static str,
+    },
+    /// The two ends of a cut hold different contracts.
+    #[error("contracts differ: this side has digest {ours}, the other {theirs}")]
+    Differ {
+        /// Digest on this side.
+        ours: String,
+        /// Digest on the other.
+        theirs: String,
+    },
+}
+
+impl Contract {
+    /// The contract of every stage of a partition.
+    ///
+    /// # Errors
+    /// When the options cannot hold for the model.
+    pub fn new(
+        config: &ModelConfig,
+        partition: &Partition,
+        options: &ContractOptions,
+    ) -> Result<Self, ContractError> {
+        if options.index_dtype == IndexDtype::U16 && config.max_positions > usize::from(u16::MAX) {
+            return Err(ContractError::IndexWidth { max_positions: config.max_positions });
+        }
+        for (what, size) in
+            [("row capacity", options.row_capacity), ("block size", options.block_size)]
+        {
+            if size == 0 {
+                return Err(ContractError::Zero { what });
+            }
+        }
+        // A slice that starts on a shared layer needs the rows of that layer's source, however many stages back it is.
+        let carry_into = |start: usize| {
+            (start < config.num_layers && !config.schedule.is_full(start))
+                .then(|| config.schedule.source(start))
+        };
+        let config_digest = config.digest();
+        let stages = partition
+            .slices()
+            .iter()
+            .enumerate()
+            .map(|(stage, layers)| StageContract {
+                stage,
+                stages: partition.stages(),
+                layers: layers.clone(),
+                hidden_size: config.hidden_size,
+                hidden_dtype: options.hidden_dtype,
+                index_topk: config.index_topk,
+                index_dtype: options.index_dtype,
+                row_capacity: options.row_capacity,
+                block_size: options.block_size,
+                receives_from_layer: carry_into(layers.start),
+                sends_from_layer: carry_into(layers.end),
+                config_digest: config_digest.clone(),
+            })
+            .collect();
+        Ok(Self { stages })
+    }
+
+    /// Hex digest over every stage's contract; both ends of a cut compare it before the first step.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        blake3::hash(format!("{self:?}").as_bytes()).to_hex()[..32].to_owned()
+    }
+}
+
+/// Compares the digests of the two ends of a cut.
+///
+/// # Errors
+/// When they differ; both are named.
+pub fn ensure_same(ours: &str, theirs: &str) -> Result<(), ContractError> {
+    if ours == theirs {
+        Ok(())
+    } else {
+        Err(ContractError::Differ { ours: ours.to_owned(), theirs: theirs.to_owned() })
+    }
+}
+
+impl std::str::FromStr for HiddenDtype {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "f32" => Ok(Self::F32),
+            "bf16" => Ok(Self::Bf16),
+            _ => Err(format!("hidden dtype {text:?}, expected \"f32\" or \"bf16\"")),
+        }
+    }
+}
+
+impl std::str::FromStr for IndexDtype {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "i32" => Ok(Self::I32),
+            "u16" => Ok(Self::U16),
+            _ => Err(format!("index dtype {text:?}, expected \"i32\" or \"u16\"")),
+        }
     }
 }

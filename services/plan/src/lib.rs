@@ -6,14 +6,23 @@ pub mod balance;
 pub mod config;
 pub mod contract;
 pub mod kv;
+pub mod partition;
+pub mod report;
 pub mod schedule;
 pub mod tensors;
 #[cfg(test)]
 mod test_models;
 
 pub use balance::{Balance, BalanceError, BalanceOptions, balance};
-pub use config::{Architecture, Fp8Block, MlpKind, ModelConfig, RopeLayout, RopeParameters, Yarn};
-pub use contract::{Contract, HiddenDtype, IndexDtype, StageContract};
+pub use config::{
+    Architecture, ConfigError, Fp8Block, GenerationDefaults, MlpKind, ModelConfig, RopeLayout,
+    RopeParameters, Yarn,
+};
+pub use contract::{
+    Contract, ContractError, ContractOptions, HiddenDtype, IndexDtype, StageContract, ensure_same,
+};
 pub use kv::KvLayout;
+pub use partition::{Partition, PartitionError};
+pub use report::PlanReport;
 pub use schedule::{IndexSchedule, LayerKind};
 pub use tensors::{Precision, Storage, TensorSpec};
