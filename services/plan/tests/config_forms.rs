@@ -1,5 +1,7 @@
 //! Every spelling of a config, and every refusal.
 
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
+
 use baton_plan::{HiddenDtype, LayerKind, ModelConfig, RopeLayout};
 use serde_json::{Value, json};
 

@@ -5,7 +5,8 @@
 //! step.
 
 use baton_plan::StageContract;
-use thiserror::Error;
+
+use crate::error::HandOffError;
 
 /// What one stage sends the next in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,27 +135,6 @@ impl ExpectedStep {
     }
 }
 
-/// A hand-off that must not be used. Every message names the stage and the step; those about the carry also name the
-/// layer that needs it and the layer it should come from.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HandOffError {
-    /// The slice starts on a shared layer and no rows came.
-    #[error(
-        "stage {stage}, step {step_id}: layer {layer} reuses the index rows of layer {source_layer}, and the hand-off brought none"
-    )]
-    MissingCarry {
-        /// Receiving stage.
-        stage: usize,
-        /// Step being run.
-        step_id: u64,
-        /// First layer of the stage.
-        layer: usize,
-        /// Layer whose rows it needs.
-        source_layer: usize,
-    },
-}
-
 impl HandOff {
     /// Checks everything the receiver can know: epoch, step, row count, capacity, sizes, and that index rows are there
     /// exactly when `contract` says so, from the right layer, of this step, for exactly the long rows, each ascending
@@ -167,24 +147,104 @@ impl HandOff {
         contract: &StageContract,
         step: &ExpectedStep,
     ) -> Result<Accepted, HandOffError> {
-        let _ = step;
-        match (contract.receives_from_layer, self.carry) {
-            (Some(source_layer), None) => Err(HandOffError::MissingCarry {
-                stage: contract.stage,
-                step_id: self.step_id,
-                layer: contract.layers.start,
-                source_layer,
-            }),
-            (_, carry) => Ok(Accepted {
-                hidden: self.hidden,
-                residual: self.residual,
-                carry: carry.map(|c| Carry {
-                    epoch: c.epoch,
-                    step_id: c.step_id,
-                    source_layer: c.source_layer,
-                    indices: c.indices,
-                }),
-            }),
+        let (stage, step_id) = (contract.stage, step.step_id);
+        if self.epoch != step.epoch {
+            let (found, expected) = (self.epoch, step.epoch);
+            return Err(HandOffError::WrongEpoch { stage, step_id, found, expected });
+        }
+        if self.step_id != step_id {
+            return Err(HandOffError::WrongStep { stage, step_id, found: self.step_id });
+        }
+        let rows = step.rows();
+        if rows > contract.row_capacity {
+            let capacity = contract.row_capacity;
+            return Err(HandOffError::OverCapacity { stage, step_id, rows, capacity });
+        }
+        if self.rows != rows {
+            let (found, expected) = (self.rows, rows);
+            return Err(HandOffError::RowCount { stage, step_id, found, expected });
+        }
+        let expected = rows * contract.hidden_size * contract.hidden_dtype.size();
+        let tensors = [("hidden_states", Some(&self.hidden)), ("residual", self.residual.as_ref())];
+        for (tensor, bytes) in tensors {
+            if let Some(found) = bytes.map(Vec::len).filter(|&found| found != expected) {
+                let dtype = format!("{rows} x {} {}", contract.hidden_size, contract.hidden_dtype);
+                return Err(HandOffError::TensorSize {
+                    stage,
+                    step_id,
+                    tensor,
+                    found,
+                    expected,
+                    dtype,
+                });
+            }
+        }
+        let carry = accept_carry(self.carry, contract, step)?;
+        Ok(Accepted { hidden: self.hidden, residual: self.residual, carry })
+    }
+}
+
+fn accept_carry(
+    sent: Option<SentCarry>,
+    contract: &StageContract,
+    step: &ExpectedStep,
+) -> Result<Option<Carry>, HandOffError> {
+    let (stage, step_id, layer) = (contract.stage, step.step_id, contract.layers.start);
+    let (source_layer, sent) = match (contract.receives_from_layer, sent) {
+        (None, None) => return Ok(None),
+        (Some(source_layer), None) => {
+            return Err(HandOffError::MissingCarry { stage, step_id, layer, source_layer });
+        }
+        (None, Some(sent)) => {
+            let source_layer = sent.source_layer;
+            return Err(HandOffError::UnexpectedCarry { stage, step_id, layer, source_layer });
+        }
+        (Some(source_layer), Some(sent)) => (source_layer, sent),
+    };
+    if (sent.epoch, sent.step_id) != (step.epoch, step_id) {
+        return Err(HandOffError::StaleCarry {
+            stage,
+            step_id,
+            epoch: step.epoch,
+            layer,
+            source_layer,
+            found_step: sent.step_id,
+            found_epoch: sent.epoch,
+        });
+    }
+    if sent.source_layer != source_layer {
+        let found = sent.source_layer;
+        return Err(HandOffError::WrongCarrySource { stage, step_id, layer, source_layer, found });
+    }
+    let topk = contract.index_topk;
+    let (found, expected) = (sent.indices.len(), step.long_rows(topk) * topk);
+    if found != expected {
+        return Err(HandOffError::CarrySize {
+            stage,
+            step_id,
+            layer,
+            source_layer,
+            found,
+            expected,
+        });
+    }
+    let long = step.positions.iter().filter(|&&p| p as usize >= topk);
+    for (&position, row) in long.zip(sent.indices.chunks_exact(topk.max(1))) {
+        let mut above = -1;
+        for (entry, &value) in row.iter().enumerate() {
+            if value <= above || i64::from(value) > i64::from(position) {
+                return Err(HandOffError::CarryEntry {
+                    stage,
+                    step_id,
+                    layer,
+                    source_layer,
+                    position,
+                    entry,
+                    value,
+                });
+            }
+            above = value;
         }
     }
+    Ok(Some(Carry { epoch: sent.epoch, step_id, source_layer, indices: sent.indices }))
 }

@@ -1,0 +1,166 @@
+//! Who moves a hand-off from one stage to the next.
+//!
+//! A link is blocking and has deadlines: the compute thread calls it. Threads of the link's own do the reading and writing,
+//! so that sending a step overlaps with computing the next, and a bounded queue holds back a sender that is too fast.
+
+pub mod tcp;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use thiserror::Error;
+
+use crate::frame::FrameError;
+use crate::handoff::HandOff;
+
+/// Sends hand-offs to the next stage, in order.
+pub trait HandOffSender: Send {
+    /// Queues a hand-off; waits while the queue is full, until `deadline`.
+    ///
+    /// # Errors
+    /// When the link has failed or the deadline passes.
+    fn send(&mut self, hand_off: HandOff, deadline: Instant) -> Result<(), LinkError>;
+    /// What went through so far.
+    fn stats(&self) -> LinkStats;
+}
+
+/// Receives hand-offs from the previous stage, in order.
+pub trait HandOffReceiver: Send {
+    /// The hand-off of `step_id`. Frames of earlier steps or epochs are dropped by their id and counted; a later one is an
+    /// error, since steps run in order.
+    ///
+    /// # Errors
+    /// When the peer is gone, sent something wrong, or nothing comes before the deadline.
+    fn recv(&mut self, step_id: u64, deadline: Instant) -> Result<HandOff, LinkError>;
+    /// What came through so far.
+    fn stats(&self) -> LinkStats;
+}
+
+/// Totals of one direction of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkStats {
+    /// Whole frames.
+    pub frames: u64,
+    /// Rows in them.
+    pub rows: u64,
+    /// Bytes of tensors.
+    pub payload_bytes: u64,
+    /// Bytes of headers and descriptors.
+    pub header_bytes: u64,
+    /// Index entries in them.
+    pub carry_entries: u64,
+    /// Frames of aborted steps or older epochs that were dropped.
+    pub dropped: u64,
+}
+
+/// [`LinkStats`] while they grow.
+#[derive(Debug, Default)]
+struct Counters {
+    frames: AtomicU64,
+    rows: AtomicU64,
+    payload_bytes: AtomicU64,
+    header_bytes: AtomicU64,
+    carry_entries: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl Counters {
+    fn add(&self, rows: usize, payload: usize, header: usize, carry: usize) {
+        self.frames.fetch_add(1, Ordering::Relaxed);
+        self.rows.fetch_add(rows as u64, Ordering::Relaxed);
+        self.payload_bytes.fetch_add(payload as u64, Ordering::Relaxed);
+        self.header_bytes.fetch_add(header as u64, Ordering::Relaxed);
+        self.carry_entries.fetch_add(carry as u64, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> LinkStats {
+        LinkStats {
+            frames: self.frames.load(Ordering::Relaxed),
+            rows: self.rows.load(Ordering::Relaxed),
+            payload_bytes: self.payload_bytes.load(Ordering::Relaxed),
+            header_bytes: self.header_bytes.load(Ordering::Relaxed),
+            carry_entries: self.carry_entries.load(Ordering::Relaxed),
+            dropped: self.dropped.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A link that cannot go on, or could not be made.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The socket failed.
+    #[error("link {peer}: {message}")]
+    Io {
+        /// The other end.
+        peer: String,
+        /// What the system said.
+        message: String,
+    },
+    /// The peer closed the link between two frames.
+    #[error("link {peer}: the peer closed it")]
+    Closed {
+        /// The other end.
+        peer: String,
+    },
+    /// The peer closed the link inside a frame.
+    #[error("link {peer}: the peer closed it inside a frame")]
+    Broken {
+        /// The other end.
+        peer: String,
+    },
+    /// Nothing came, or nothing could be sent, in time.
+    #[error("link {peer}: step {step_id} did not pass in time")]
+    Timeout {
+        /// The other end.
+        peer: String,
+        /// The step.
+        step_id: u64,
+    },
+    /// The peer sent bytes that are not an agreed hand-off.
+    #[error("link {peer}: {error}")]
+    Frame {
+        /// The other end.
+        peer: String,
+        /// What is wrong with them.
+        error: FrameError,
+    },
+    /// A step came before its turn.
+    #[error("link {peer}: step {found} arrived while step {expected} is due")]
+    OutOfOrder {
+        /// The other end.
+        peer: String,
+        /// The step that came.
+        found: u64,
+        /// The step that is due.
+        expected: u64,
+    },
+    /// The two ends do not hold the same contract, epoch or neighbours.
+    #[error("link {peer}: {what} differ: this side has {ours}, the other {theirs}")]
+    Handshake {
+        /// The other end.
+        peer: String,
+        /// What differs.
+        what: &'static str,
+        /// This side's.
+        ours: String,
+        /// The other's.
+        theirs: String,
+    },
+}
+
+impl LinkError {
+    /// A stable word for the kind of error.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Io { .. } => "link-io",
+            Self::Closed { .. } => "link-closed",
+            Self::Broken { .. } => "link-broken",
+            Self::Timeout { .. } => "hand-off-timeout",
+            Self::Frame { .. } => "bad-frame",
+            Self::OutOfOrder { .. } => "out-of-order",
+            Self::Handshake { .. } => "handshake",
+        }
+    }
+}
