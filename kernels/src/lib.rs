@@ -5,6 +5,7 @@
 
 pub mod backend;
 pub mod batch;
+pub mod cpu;
 pub mod sampling;
 
 pub use backend::{
@@ -12,3 +13,4 @@ pub use backend::{
     RopeTable, RouterParams,
 };
 pub use batch::{Batch, Segment};
+pub use cpu::{CpuBackend, CpuOptions};

@@ -1,5 +1,9 @@
 //! From logits to a token: what is asked for and what comes back.
 
+mod filter;
+#[cfg(test)]
+mod tests;
+
 /// How the next token of one row is chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleRequest {
@@ -54,4 +58,46 @@ pub struct Scored {
     pub logprob: f32,
     /// The most likely tokens, best first.
     pub top: Vec<(u32, f32)>,
+}
+
+/// Chooses a token from one row of logits: temperature, then `top_k`, `top_p` and `min_p`, then the draw.
+///
+/// Banned tokens are left out before anything else; when all are banned the most likely token is chosen. A NaN logit
+/// is never drawn while there is another.
+#[must_use]
+pub fn sample(logits: &[f32], request: &SampleRequest) -> Sampled {
+    let token = filter::choose(logits, request);
+    let norm = log_sum_exp(logits);
+    let logprob = logprob(logits, norm, token);
+    let top = request.logprobs.map_or_else(Vec::new, |n| best(logits, norm, n));
+    Sampled { token, logprob, top }
+}
+
+/// Log-probability of `request.target` in one row of logits; minus infinity for a token outside the vocabulary.
+#[must_use]
+pub fn score(logits: &[f32], request: &ScoreRequest) -> Scored {
+    let norm = log_sum_exp(logits);
+    let logprob = logprob(logits, norm, request.target);
+    Scored { token: request.target, logprob, top: best(logits, norm, request.top) }
+}
+
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    if max == f64::NEG_INFINITY {
+        return max;
+    }
+    max + logits.iter().map(|l| (f64::from(*l) - max).exp()).sum::<f64>().ln()
+}
+
+fn logprob(logits: &[f32], norm: f64, token: u32) -> f32 {
+    logits.get(token as usize).map_or(f32::NEG_INFINITY, |l| (f64::from(*l) - norm) as f32)
+}
+
+fn best(logits: &[f32], norm: f64, n: usize) -> Vec<(u32, f32)> {
+    if n == 0 {
+        return Vec::new();
+    }
+    let mut all: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, l)| (i as u32, *l)).collect();
+    filter::keep_best(&mut all, n);
+    all.into_iter().map(|(id, _)| (id, logprob(logits, norm, id))).collect()
 }
