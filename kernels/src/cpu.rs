@@ -12,6 +12,8 @@ mod rope;
 mod router;
 mod simd;
 mod tensor;
+#[cfg(test)]
+mod tests;
 mod topk;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -106,19 +106,23 @@ fn tile<L: Lane, const R: usize, const P: usize>(p: &mut Product<'_>, row: usize
         }
     }
     if p.inner > 0 {
-        // Slices of exactly the length the loop reads: the bounds are checked here, not in the loop.
+        // Slices of exactly the length the loop reads: the bounds are checked here, not in the loop. Lanes are
+        // handled in plain loops, because a closure is compiled without the instructions they need.
         let reach = (p.inner - 1) * p.left.step + 1;
-        let left: [&[f32]; R] = std::array::from_fn(|r| {
-            let at = (row + r) * p.left.row;
-            &p.left.data[at..at + reach]
-        });
+        let mut left = [p.left.data; R];
+        for (r, left) in left.iter_mut().enumerate() {
+            *left = &left[(row + r) * p.left.row..][..reach];
+        }
         let reach = (p.inner - 1) * p.right.step + LANES;
-        let right: [&[f32]; P] = std::array::from_fn(|j| {
-            let at = (panel + j) * p.right.panel;
-            &p.right.data[at..at + reach]
-        });
+        let mut right = [p.right.data; P];
+        for (j, right) in right.iter_mut().enumerate() {
+            *right = &right[(panel + j) * p.right.panel..][..reach];
+        }
         for k in 0..p.inner {
-            let b: [L; P] = std::array::from_fn(|j| L::load(lanes(right[j], k * p.right.step)));
+            let mut b = [L::splat(0.0); P];
+            for (b, right) in b.iter_mut().zip(right) {
+                *b = L::load(lanes(right, k * p.right.step));
+            }
             for (acc, left) in acc.iter_mut().zip(left) {
                 let a = L::splat(left[k * p.left.step]);
                 for (acc, b) in acc.iter_mut().zip(b) {
