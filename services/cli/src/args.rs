@@ -25,8 +25,6 @@ pub(crate) enum Command {
     Stage(StageArgs),
     /// Shows how a model would be cut, and which layers a stock engine would get wrong
     Plan(PlanArgs),
-    /// Measures
-    Bench(BenchArgs),
 }
 
 /// How the model is cut.
@@ -91,7 +89,7 @@ pub(crate) struct PipelineArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct UpArgs {
-    /// Checkpoint directory [default: a tiny random model, made on first use]
+    /// Checkpoint directory
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// Address of the HTTP API
@@ -166,7 +164,7 @@ pub(crate) struct StageArgs {
     /// Epsilon of the latent norms; the coordinator must be given the same
     #[arg(long, value_name = "EPS")]
     pub(crate) latent_norm_eps: Option<f64>,
-    /// No model: every step sleeps this long (used by `baton bench pipeline`)
+    /// No model: every step sleeps this long (to measure what control plane and links cost)
     #[arg(long, value_name = "MS", conflicts_with = "model")]
     pub(crate) delay_ms: Option<f64>,
 }
@@ -184,40 +182,6 @@ pub(crate) struct PlanArgs {
     /// Type of the residual stream [default: the config's]
     #[arg(long, value_enum)]
     pub(crate) activation_dtype: Option<ActivationDtype>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct BenchArgs {
-    #[command(subcommand)]
-    pub(crate) bench: Bench,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
-    /// Real services, compute replaced by a fixed delay: what the control plane and the links cost
-    Pipeline(PipelineBenchArgs),
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct PipelineBenchArgs {
-    /// Number of stages
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    pub(crate) stages: usize,
-    /// Compute time of one step on one stage
-    #[arg(long, value_name = "MS", default_value_t = 10.0)]
-    pub(crate) stage_ms: f64,
-    /// Sequences that decode at once
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub(crate) sequences: usize,
-    /// Tokens each of them generates
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    pub(crate) tokens: usize,
-    /// Width of the hidden states on the links (bf16)
-    #[arg(long, value_name = "N", default_value_t = 6144)]
-    pub(crate) hidden_size: usize,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,10 +1,8 @@
 //! `baton`: the one binary. Each subcommand has a module of its name.
 
 mod args;
-mod bench;
 mod children;
 mod coordinator;
-mod demo;
 mod plan;
 mod progress;
 mod serve;
@@ -37,10 +35,13 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Up(args) => block_on(up::run(args)),
         Command::Coordinator(args) => block_on(coordinator::run(args)),
         Command::Stage(args) => block_on(stage::run(args)),
-        Command::Bench(args) => block_on(bench::run(args)),
     }
 }
 
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(future)
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?
+        .block_on(future)
 }

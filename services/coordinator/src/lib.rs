@@ -1,8 +1,237 @@
 //! Registry, wiring, KV blocks and scheduler: drives the stages and answers the gateway.
+//!
+//! [`Coordinator::start`] waits for the stages ([`registry`]), loads and wires them ([`wiring`]), then runs the loop of
+//! [`driver`] around the pure [`scheduler`].
 
+mod block_manager;
+mod driver;
+mod registry;
 pub mod request;
+mod scheduler;
+mod sequence;
+mod wiring;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_plan::Contract;
+use baton_proto::v1::coordinator_server::CoordinatorServer;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
 
 pub use request::{
     CoordinatorHandle, Event, FinishReason, GenerateRequest, Readiness, SamplingParams,
     SubmitError, TokenLogprob,
 };
+
+/// How a pipeline is to be made and run.
+#[derive(Debug)]
+pub struct CoordinatorConfig {
+    /// Where stages dial in.
+    pub listener: TcpListener,
+    /// One contract per stage.
+    pub contract: Contract,
+    /// Digest of the config; empty when stages have no model.
+    pub config_digest: String,
+    /// Digest of the checkpoint's index; empty when stages have no model.
+    pub checkpoint_digest: String,
+    /// Ids that end a generation.
+    pub eos_token_ids: Vec<u32>,
+    /// Longest context.
+    pub max_positions: usize,
+    /// Kind of link.
+    pub link: String,
+    /// Longest wait for all stages.
+    pub join_timeout: Duration,
+    /// Longest time without progress while loading.
+    pub load_timeout: Duration,
+    /// Longest time for wiring.
+    pub wire_timeout: Duration,
+    /// Longest time for a step.
+    pub step_timeout: Duration,
+    /// Requests that may wait.
+    pub max_waiting: usize,
+    /// Sequences that may run.
+    pub max_sequences: usize,
+    /// Most rows in a step.
+    pub step_rows: usize,
+    /// Most rows of one prompt in a step.
+    pub prefill_chunk: usize,
+    /// Steps in flight.
+    pub micro_batches: usize,
+    /// Upper bound for the KV pool; 0 for none.
+    pub max_kv_blocks: u32,
+}
+
+/// What happens while the pipeline starts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StartupEvent {
+    /// A stage has joined.
+    Joined {
+        /// Its index.
+        stage: usize,
+        /// Its backend.
+        backend: String,
+        /// Its address.
+        address: String,
+    },
+    /// A stage reads its slice.
+    Loading {
+        /// Its index.
+        stage: usize,
+        /// Bytes read.
+        bytes_done: u64,
+        /// Bytes of the slice.
+        bytes_total: u64,
+    },
+    /// A stage holds its slice.
+    Loaded {
+        /// Its index.
+        stage: usize,
+        /// Bytes read.
+        bytes_read: u64,
+        /// Bytes of the slice's tensors.
+        bytes_needed: u64,
+        /// Time it took.
+        seconds: f64,
+        /// KV blocks it can hold.
+        kv_blocks: u32,
+    },
+    /// A stage is connected to the next.
+    Wired {
+        /// Its index.
+        stage: usize,
+        /// Kind of link; empty on the last stage.
+        link: String,
+    },
+    /// Requests are taken.
+    Ready {
+        /// KV blocks of the pipeline.
+        kv_blocks: u32,
+    },
+}
+
+/// Why the pipeline could not start.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CoordinatorError {
+    /// Stages are missing.
+    #[error("{joined} of {stages} stages joined within {timeout:?}: missing are {missing}")]
+    Missing {
+        /// Stages that joined.
+        joined: usize,
+        /// Stages expected.
+        stages: usize,
+        /// How long was waited.
+        timeout: Duration,
+        /// "stage 1, stage 3".
+        missing: String,
+    },
+    /// A stage failed while starting.
+    #[error("stage {stage}: {reason}")]
+    Stage {
+        /// Its index.
+        stage: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// The gRPC server failed.
+    #[error("gRPC server: {0}")]
+    Server(String),
+}
+
+/// The coordinator of one pipeline.
+#[derive(Debug)]
+pub struct Coordinator;
+
+impl Coordinator {
+    /// Starts in the background. The handle is not ready until the pipeline is; the task ends with an error when it cannot
+    /// start, and with `Ok` after `shutdown`.
+    #[must_use]
+    pub fn start(
+        config: CoordinatorConfig,
+        shutdown: CancellationToken,
+        startup: mpsc::UnboundedSender<StartupEvent>,
+    ) -> (CoordinatorHandle, JoinHandle<Result<(), CoordinatorError>>) {
+        let (submit, submissions) = mpsc::channel(config.max_waiting.max(1));
+        let (ready, readiness) = watch::channel(Readiness::NotReady("stages are starting".into()));
+        let (state, pipeline) = watch::channel(Arc::new(serde_json::json!({"stages": []})));
+        let handle = CoordinatorHandle::new(submit, readiness, pipeline);
+        let task = tokio::spawn(run(config, shutdown, startup, submissions, ready, state));
+        (handle, task)
+    }
+}
+
+async fn run(
+    config: CoordinatorConfig,
+    shutdown: CancellationToken,
+    startup: mpsc::UnboundedSender<StartupEvent>,
+    submissions: mpsc::Receiver<request::Submission>,
+    ready: watch::Sender<Readiness>,
+    state: watch::Sender<Arc<serde_json::Value>>,
+) -> Result<(), CoordinatorError> {
+    let registry = Arc::new(registry::Registry::new(
+        config.contract.stages.len(),
+        config.config_digest.clone(),
+        config.checkpoint_digest.clone(),
+        startup.clone(),
+    ));
+    let CoordinatorConfig { listener, .. } = config;
+    let server = {
+        let service = CoordinatorServer::new(registry::JoinService::new(Arc::clone(&registry)));
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let (health, health_service) = tonic_health::server::health_reporter();
+        health.set_serving::<CoordinatorServer<registry::JoinService>>().await;
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(baton_proto::v1::FILE_DESCRIPTOR_SET)
+            .build_v1()
+            .map_err(|e| CoordinatorError::Server(e.to_string()))?;
+        tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(health_service)
+                .add_service(reflection)
+                .add_service(service)
+                .serve_with_incoming(incoming),
+        )
+    };
+    let settings = driver::Settings {
+        contract: config.contract,
+        eos_token_ids: config.eos_token_ids,
+        max_positions: config.max_positions,
+        max_sequences: config.max_sequences,
+        step_rows: config.step_rows,
+        prefill_chunk: config.prefill_chunk,
+        micro_batches: config.micro_batches,
+        step_timeout: config.step_timeout,
+    };
+    let times = wiring::Times {
+        join: config.join_timeout,
+        load: config.load_timeout,
+        wire: config.wire_timeout,
+        step: config.step_timeout,
+    };
+    let model = wiring::ModelIdentity {
+        checkpoint_digest: config.checkpoint_digest,
+        link: config.link,
+        max_kv_blocks: config.max_kv_blocks,
+    };
+    let outcome = tokio::select! {
+        () = shutdown.cancelled() => Ok(()),
+        outcome = async {
+            let wired =
+                wiring::wire(&registry, &settings.contract, &model, &times, &startup).await?;
+            // The listener of start-up events may have gone; nothing depends on it.
+            let _ = startup.send(StartupEvent::Ready { kv_blocks: wired.kv_blocks });
+            ready.send_replace(Readiness::Ready);
+            driver::drive(settings, wired, &registry, submissions, &ready, &state).await;
+            Ok(())
+        } => outcome,
+    };
+    registry.dismiss().await;
+    server.abort();
+    outcome
+}

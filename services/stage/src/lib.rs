@@ -1,1 +1,138 @@
-//! placeholder
+//! The gRPC service that hosts one slice of the model.
+//!
+//! [`run`] serves one stage: it dials the coordinator ([`join`]), answers `Load`, `Wire`, `Run`, `Status` and `Drain`
+//! ([`service`]), and runs steps on one compute thread ([`runner`]) against an [`engine`].
+
+mod block_tables;
+mod contract;
+pub mod engine;
+mod join;
+mod runner;
+mod service;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_proto::v1::stage_server::StageServer;
+use thiserror::Error;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
+
+/// What a stage computes with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum BackendKind {
+    /// The model, on the processor.
+    Cpu,
+    /// No model: every step sleeps this long.
+    Delay(Duration),
+}
+
+/// How a stage is set up.
+#[derive(Clone, Debug)]
+pub struct StageConfig {
+    /// The coordinator's URL.
+    pub coordinator: String,
+    /// Address the coordinator dials.
+    pub listen: SocketAddr,
+    /// Address the previous stage's link dials; the same host and a free port when absent.
+    pub link_listen: Option<SocketAddr>,
+    /// Host that others reach this stage under; the address it reaches the coordinator from when absent.
+    pub advertise: Option<String>,
+    /// Checkpoint directory; none for the delay backend.
+    pub model_dir: Option<PathBuf>,
+    /// What to compute with.
+    pub backend: BackendKind,
+    /// Compute threads.
+    pub threads: Option<usize>,
+    /// Bytes for weights and KV; no limit when absent.
+    pub memory_bytes: Option<u64>,
+    /// Index to ask for.
+    pub preferred_index: Option<u32>,
+    /// End when the coordinator goes away.
+    pub exit_with_coordinator: bool,
+    /// Epsilon of the latent norms.
+    pub latent_norm_eps: Option<f64>,
+}
+
+/// Why a stage ended or could not start.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StageError {
+    /// An address cannot be used.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        reason: String,
+    },
+    /// The config cannot be served.
+    #[error(transparent)]
+    Config(#[from] baton_plan::ConfigError),
+    /// The checkpoint cannot be served.
+    #[error(transparent)]
+    Checkpoint(#[from] baton_model::CheckpointError),
+    /// The coordinator does not want this stage.
+    #[error("the coordinator refused this stage: {0}")]
+    Refused(String),
+    /// The coordinator is out of reach or has gone.
+    #[error("coordinator {address}: {reason}")]
+    Coordinator {
+        /// Its URL.
+        address: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The gRPC server failed.
+    #[error("gRPC server: {0}")]
+    Server(String),
+}
+
+/// Serves one stage until `shutdown`, or until the coordinator dismisses it.
+///
+/// # Errors
+/// When it cannot start, is refused, or loses a coordinator it was to end with.
+pub async fn run(config: StageConfig, shutdown: CancellationToken) -> Result<(), StageError> {
+    let model = config.model_dir.as_deref().map(|dir| service::Model::open(dir, &config));
+    let model = model.transpose()?;
+    let incoming = TcpIncoming::bind(config.listen)
+        .map_err(|e| listen_error(config.listen, &e))?
+        .with_nodelay(Some(true));
+    let listening = incoming.local_addr().map_err(|e| listen_error(config.listen, &e))?;
+    let link_address = config.link_listen.unwrap_or_else(|| SocketAddr::new(config.listen.ip(), 0));
+    let links =
+        std::net::TcpListener::bind(link_address).map_err(|e| listen_error(link_address, &e))?;
+    let link_port = links.local_addr().map_err(|e| listen_error(link_address, &e))?.port();
+
+    let host = Arc::new(service::Host::new(&config, model, links));
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<StageServer<service::StageService>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(baton_proto::v1::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(|e| StageError::Server(e.to_string()))?;
+    let stop = shutdown.child_token();
+    let server = {
+        let stop = stop.clone();
+        let service = StageServer::new(service::StageService::new(Arc::clone(&host)));
+        tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(health_service)
+                .add_service(reflection)
+                .add_service(service)
+                .serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await }),
+        )
+    };
+    let ended = join::run(&config, &host, listening.port(), link_port, &shutdown).await;
+    stop.cancel();
+    host.unwire();
+    // Open streams of a coordinator that is still there end with the process; it is not waited for.
+    let _ = tokio::time::timeout(Duration::from_millis(500), server).await;
+    ended
+}
+
+fn listen_error(address: SocketAddr, error: &dyn std::fmt::Display) -> StageError {
+    StageError::Listen { address, reason: error.to_string() }
+}

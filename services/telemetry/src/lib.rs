@@ -3,6 +3,8 @@
 //! Logs go to standard error, so that standard output stays free for what a command prints. `BATON_LOG` (or `RUST_LOG`)
 //! filters them in `tracing`'s directive syntax; `BATON_LOG_FORMAT=json` makes one JSON object per line.
 
+use std::io::IsTerminal as _;
+
 use thiserror::Error;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::time::Uptime;
@@ -90,6 +92,7 @@ impl LogConfig {
         let builder = tracing_subscriber::fmt()
             .with_env_filter(self.filter)
             .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
             .with_target(false);
         match self.format {
             LogFormat::Text => builder.with_timer(Uptime::default()).try_init(),

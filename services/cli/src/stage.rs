@@ -1,0 +1,30 @@
+//! `baton stage`.
+
+use std::time::Duration;
+
+use baton_stage::{BackendKind, StageConfig};
+
+use crate::args::StageArgs;
+use crate::shutdown;
+
+pub(crate) async fn run(args: StageArgs) -> anyhow::Result<()> {
+    let shutdown = shutdown::on_signal()?;
+    let backend = match args.delay_ms {
+        Some(ms) => BackendKind::Delay(Duration::try_from_secs_f64(ms / 1e3)?),
+        None => BackendKind::Cpu,
+    };
+    let config = StageConfig {
+        coordinator: args.coordinator,
+        listen: args.listen,
+        link_listen: args.link_listen,
+        advertise: args.advertise,
+        model_dir: args.model,
+        backend,
+        threads: args.threads,
+        memory_bytes: args.memory,
+        preferred_index: args.index,
+        exit_with_coordinator: args.exit_with_coordinator,
+        latent_norm_eps: args.latent_norm_eps,
+    };
+    Ok(baton_stage::run(config, shutdown).await?)
+}

@@ -1,0 +1,75 @@
+//! `baton up`: a whole pipeline on this machine.
+
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+
+use crate::args::UpArgs;
+use crate::children::Children;
+use crate::{serve, shutdown};
+
+pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
+    let shutdown = shutdown::on_signal()?;
+    let Some(model) = &args.model else {
+        bail!("--model DIR is needed: a checkpoint directory, for example tests/models/share-4-3");
+    };
+    let plan = serve::Plan::new(model, &args.pipeline, args.latent_norm_eps)?;
+    let http = serve::bind(SocketAddr::new(args.host, args.port), "the HTTP API").await?;
+    let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let grpc = serve::bind(local, "the stages").await?;
+    let coordinator = format!("http://{}", grpc.local_addr().context("the gRPC address")?);
+    let stages = plan.stages();
+    let mut serving = serve::start(model, plan, &args.pipeline, http, grpc, &shutdown).await?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or_else(|| (cores / stages).max(1));
+    let mut children = Children::spawn(
+        (0..stages).map(|index| arguments(&coordinator, model, index, threads, &args)).collect(),
+    )?;
+    let outcome = loop {
+        tokio::select! {
+            ended = &mut serving.coordinator => {
+                break ended.context("the coordinator panicked")?.map_err(Into::into);
+            }
+            ended = children.next_ended() => {
+                if shutdown.is_cancelled() {
+                    continue;
+                }
+                tracing::error!("{ended}");
+                if !ended.was_ready {
+                    break Err(anyhow::anyhow!("{ended}"));
+                }
+            }
+        }
+    };
+    shutdown.cancel();
+    children.stop().await;
+    serving.http.await.context("the gateway panicked")??;
+    outcome
+}
+
+fn arguments(
+    coordinator: &str,
+    model: &Path,
+    index: usize,
+    threads: usize,
+    args: &UpArgs,
+) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["stage".into()];
+    let mut option = |name: &str, value: OsString| arguments.extend([name.into(), value]);
+    option("--coordinator", coordinator.into());
+    option("--model", model.into());
+    option("--listen", "127.0.0.1:0".into());
+    option("--index", index.to_string().into());
+    option("--threads", threads.to_string().into());
+    if let Some(eps) = args.latent_norm_eps {
+        option("--latent-norm-eps", eps.to_string().into());
+    }
+    let memory = &args.pipeline.split.memory;
+    if let Some(bytes) = memory.get(index).or(memory.first()) {
+        option("--memory", bytes.to_string().into());
+    }
+    arguments.push("--exit-with-coordinator".into());
+    arguments
+}

@@ -1,0 +1,280 @@
+//! The compute thread: steps in order, one at a time.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use baton_kernels::Batch;
+use baton_kernels::sampling::{SampleRequest, ScoreRequest};
+use baton_model::{StepInput, StepOutput, StepRequest};
+use baton_plan::StageContract;
+use baton_proto::v1;
+use baton_transport::ExpectedStep;
+use baton_transport::link::{HandOffReceiver, HandOffSender};
+use tokio::sync::mpsc;
+
+use crate::block_tables::BlockTables;
+use crate::engine::Engine;
+
+/// A step that this stage could not run.
+struct Failure {
+    kind: &'static str,
+    message: String,
+}
+
+/// Everything that one wiring needs.
+pub(crate) struct Runner {
+    pub(crate) epoch: u64,
+    pub(crate) contract: StageContract,
+    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) tables: BlockTables,
+    pub(crate) receiver: Option<Box<dyn HandOffReceiver>>,
+    pub(crate) sender: Option<Box<dyn HandOffSender>>,
+    pub(crate) step_timeout: Duration,
+    pub(crate) totals: Arc<Totals>,
+    /// After a failed step the next stages miss a frame: nothing later of this epoch may be answered.
+    failed: Option<String>,
+}
+
+/// Counters that `Status` reads while the runner runs.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) steps: AtomicU64,
+    pub(crate) bytes_sent: AtomicU64,
+    pub(crate) rows_sent: AtomicU64,
+    pub(crate) carry_rows_sent: AtomicU64,
+    pub(crate) bytes_received: AtomicU64,
+    pub(crate) carry_rows_received: AtomicU64,
+    pub(crate) nan_scores: AtomicU64,
+}
+
+/// A step and when it came.
+pub(crate) type Queued = (v1::Step, Instant);
+
+impl Runner {
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn new(
+        epoch: u64,
+        contract: StageContract,
+        engine: Box<dyn Engine>,
+        kv_blocks: u32,
+        receiver: Option<Box<dyn HandOffReceiver>>,
+        sender: Option<Box<dyn HandOffSender>>,
+        step_timeout: Duration,
+        totals: Arc<Totals>,
+    ) -> Self {
+        let tables = BlockTables::new(kv_blocks, contract.block_size);
+        Self {
+            epoch,
+            contract,
+            engine,
+            tables,
+            receiver,
+            sender,
+            step_timeout,
+            totals,
+            failed: None,
+        }
+    }
+
+    /// Runs steps until the stream of them ends; gives the engine back.
+    pub(crate) fn run(
+        mut self,
+        mut steps: mpsc::Receiver<Queued>,
+        results: &mpsc::Sender<v1::StepResult>,
+    ) -> Box<dyn Engine> {
+        while let Some((step, queued)) = steps.blocking_recv() {
+            let mut result =
+                v1::StepResult { epoch: step.epoch, step_id: step.step_id, ..Default::default() };
+            let mut times = v1::StepTimes { queue_wait: micros(queued), ..Default::default() };
+            if let Err(failure) = self.step(&step, &mut result, &mut times) {
+                tracing::error!(step = step.step_id, kind = failure.kind, "{}", failure.message);
+                self.failed.get_or_insert_with(|| failure.message.clone());
+                result.failure = Some(v1::StepFailure {
+                    stage: self.contract.stage as u32,
+                    kind: failure.kind.into(),
+                    message: failure.message,
+                });
+            }
+            result.times = Some(times);
+            self.totals.steps.fetch_add(1, Ordering::Relaxed);
+            self.totals.nan_scores.store(self.engine.nan_scores(), Ordering::Relaxed);
+            if results.blocking_send(result).is_err() {
+                break;
+            }
+        }
+        self.engine
+    }
+
+    fn step(
+        &mut self,
+        step: &v1::Step,
+        result: &mut v1::StepResult,
+        times: &mut v1::StepTimes,
+    ) -> Result<(), Failure> {
+        let stage = self.contract.stage;
+        let bad = |message: String| Failure {
+            kind: "bad-step",
+            message: format!("stage {stage}, step {}: {message}", step.step_id),
+        };
+        if let Some(reason) = &self.failed {
+            let message = format!("stage {stage}: an earlier step failed: {reason}");
+            return Err(Failure { kind: "epoch-failed", message });
+        }
+        if step.epoch != self.epoch {
+            return Err(bad(format!("epoch {}, expected {}", step.epoch, self.epoch)));
+        }
+        let segments = self.tables.apply(step).map_err(bad)?;
+        let request = request(step, segments, self.contract.block_size);
+        let rows = request.batch.rows();
+        if rows > self.contract.row_capacity {
+            let capacity = self.contract.row_capacity;
+            return Err(bad(format!("{rows} rows, the contract allows {capacity}")));
+        }
+        let deadline = Instant::now() + self.step_timeout;
+        let tokens: Vec<u32>;
+        let input = match &mut self.receiver {
+            None => {
+                tokens = step.segments.iter().flat_map(|s| s.token_ids.iter().copied()).collect();
+                StepInput::Tokens(&tokens)
+            }
+            Some(receiver) => {
+                let waiting = Instant::now();
+                let received = receiver.recv(step.step_id, deadline).map_err(|e| Failure {
+                    kind: e.kind(),
+                    message: format!("stage {stage}, step {}: {e}", step.step_id),
+                })?;
+                times.receive_wait = micros(waiting);
+                let expected = ExpectedStep {
+                    epoch: step.epoch,
+                    step_id: step.step_id,
+                    positions: request.batch.positions().map(|(_, p)| p as u32).collect(),
+                    padding: request.batch.padding,
+                };
+                let accepted = received
+                    .accept(&self.contract, &expected)
+                    .map_err(|e| Failure { kind: e.kind(), message: e.to_string() })?;
+                let stats = receiver.stats();
+                self.totals.bytes_received.store(stats.payload_bytes, Ordering::Relaxed);
+                let carried = stats.carry_entries / self.contract.index_topk.max(1) as u64;
+                self.totals.carry_rows_received.store(carried, Ordering::Relaxed);
+                StepInput::HandOff(accepted)
+            }
+        };
+        let computing = Instant::now();
+        let engine = &mut self.engine;
+        // A panic ends the step, not the process: the coordinator hears of it like of any other failure.
+        let output = catch_unwind(AssertUnwindSafe(|| engine.run(&request, input)))
+            .map_err(|_| Failure {
+                kind: "panic",
+                message: format!("stage {stage}, step {}: the engine panicked", step.step_id),
+            })?
+            .map_err(bad)?;
+        times.compute = micros(computing);
+        match (output, &mut self.sender) {
+            (StepOutput::HandOff(hand_off), Some(sender)) => {
+                let sending = Instant::now();
+                let carry = hand_off
+                    .carry
+                    .as_ref()
+                    .map_or(0, |c| c.indices.len() / self.contract.index_topk.max(1));
+                let bytes = hand_off.hidden.len()
+                    + carry * self.contract.index_topk * self.contract.index_dtype.size();
+                sender.send(hand_off, deadline).map_err(|e| Failure {
+                    kind: e.kind(),
+                    message: format!("stage {stage}, step {}: {e}", step.step_id),
+                })?;
+                times.send = micros(sending);
+                result.handoff_bytes = bytes as u64;
+                result.carry_rows = carry as u32;
+                self.totals.bytes_sent.fetch_add(bytes as u64, Ordering::Relaxed);
+                self.totals.rows_sent.fetch_add(rows as u64, Ordering::Relaxed);
+                self.totals.carry_rows_sent.fetch_add(carry as u64, Ordering::Relaxed);
+                Ok(())
+            }
+            (StepOutput::Tokens { sampled, scored }, None) => {
+                answer(step, sampled, scored, result);
+                Ok(())
+            }
+            _ => Err(bad("the slice's output does not fit its place in the pipeline".into())),
+        }
+    }
+}
+
+fn micros(since: Instant) -> u32 {
+    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
+}
+
+/// The step in the model's terms.
+fn request(
+    step: &v1::Step,
+    segments: Vec<baton_kernels::Segment>,
+    block_size: usize,
+) -> StepRequest {
+    let (mut samples, mut scores) = (Vec::new(), Vec::new());
+    for (message, segment) in step.segments.iter().zip(&segments) {
+        if let Some(sampling) = &message.sampling {
+            samples.push(SampleRequest {
+                row: segment.first_row + segment.rows.saturating_sub(1),
+                temperature: sampling.temperature,
+                top_p: sampling.top_p,
+                top_k: sampling.top_k as usize,
+                min_p: sampling.min_p,
+                seed: sampling.seed,
+                draw: sampling.draw,
+                logprobs: sampling.logprobs.map(|n| n as usize),
+                banned: sampling.banned_tokens.clone(),
+            });
+        }
+        if let Some(scoring) = &message.prompt_scoring {
+            for (r, &target) in scoring.targets.iter().take(segment.rows).enumerate() {
+                let row = segment.first_row + r;
+                scores.push(ScoreRequest { row, target, top: scoring.top as usize });
+            }
+        }
+    }
+    StepRequest {
+        epoch: step.epoch,
+        step_id: step.step_id,
+        batch: Batch { segments, padding: step.padding_rows as usize, block_size },
+        samples,
+        scores,
+    }
+}
+
+/// What the last stage reports, segment by segment.
+fn answer(
+    step: &v1::Step,
+    sampled: Vec<baton_kernels::sampling::Sampled>,
+    scored: Vec<baton_kernels::sampling::Scored>,
+    result: &mut v1::StepResult,
+) {
+    let top = |top: Vec<(u32, f32)>| {
+        top.into_iter().map(|(token_id, logprob)| v1::TokenLogprob { token_id, logprob }).collect()
+    };
+    let wanting = step.segments.iter().filter(|s| s.sampling.is_some());
+    result.sampled = wanting
+        .zip(sampled)
+        .map(|(segment, s)| v1::Sampled {
+            sequence_id: segment.sequence_id,
+            token_id: s.token,
+            logprob: s.logprob,
+            top: top(s.top),
+        })
+        .collect();
+    let mut scored = scored.into_iter();
+    result.prompt_scores = step
+        .segments
+        .iter()
+        .filter_map(|segment| segment.prompt_scoring.as_ref().map(|scoring| (segment, scoring)))
+        .map(|(segment, scoring)| v1::PromptScores {
+            sequence_id: segment.sequence_id,
+            tokens: scored
+                .by_ref()
+                .take(scoring.targets.len().min(segment.token_ids.len()))
+                .map(|s| v1::ScoredToken { token_id: s.token, logprob: s.logprob, top: top(s.top) })
+                .collect(),
+        })
+        .collect();
+}

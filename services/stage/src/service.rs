@@ -1,0 +1,411 @@
+//! The gRPC service.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_kernels::{CpuBackend, CpuOptions};
+use baton_model::{Checkpoint, Slice};
+use baton_plan::{ModelConfig, StageContract};
+use baton_proto::v1;
+use baton_transport::FrameLimits;
+use baton_transport::link::tcp::{self, Hello};
+use baton_transport::link::{HandOffReceiver, HandOffSender};
+use futures::Stream;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::engine::{DelayEngine, Engine};
+use crate::runner::{Queued, Runner, Totals};
+use crate::{BackendKind, StageConfig, StageError};
+
+/// Steps that may wait in front of the compute thread.
+const QUEUE: usize = 64;
+/// KV blocks when nothing else bounds them: tokens of this many longest contexts.
+const DEFAULT_CONTEXTS: usize = 8;
+const DEFAULT_TOKENS: usize = 65_536;
+
+/// A stage's own reading of its model directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    pub(crate) dir: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) checkpoint_digest: String,
+}
+
+impl Model {
+    pub(crate) fn open(dir: &Path, stage: &StageConfig) -> Result<Self, StageError> {
+        let config = ModelConfig::load(dir)?.with_latent_norm_eps(stage.latent_norm_eps);
+        let checkpoint_digest = Checkpoint::open(dir)?.digest().to_owned();
+        Ok(Self { dir: dir.to_owned(), config, checkpoint_digest })
+    }
+}
+
+/// What the stage holds, whatever connection asks.
+pub(crate) struct Host {
+    pub(crate) model: Option<Model>,
+    backend: BackendKind,
+    threads: Option<usize>,
+    memory_bytes: Option<u64>,
+    links: Arc<TcpListener>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    phase: v1::StageState,
+    epoch: u64,
+    contract: Option<StageContract>,
+    /// Absent while a runner has it.
+    engine: Option<Box<dyn Engine>>,
+    wired: Option<Wired>,
+    bytes_read: u64,
+    kv_blocks: u32,
+    link: String,
+    failure: String,
+    totals: Arc<Totals>,
+}
+
+/// Links that wait for `Run`.
+struct Wired {
+    receiver: Option<Box<dyn HandOffReceiver>>,
+    sender: Option<Box<dyn HandOffSender>>,
+    kv_blocks: u32,
+    step_timeout: Duration,
+}
+
+impl Host {
+    pub(crate) fn new(config: &StageConfig, model: Option<Model>, links: TcpListener) -> Self {
+        Self {
+            model,
+            backend: config.backend,
+            threads: config.threads,
+            memory_bytes: config.memory_bytes,
+            links: Arc::new(links),
+            state: Mutex::new(State { phase: v1::StageState::Joined, ..State::default() }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change under the lock is a plain assignment, so the state of a panicked holder is whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn backend_name(&self) -> &'static str {
+        match self.backend {
+            BackendKind::Cpu => "cpu",
+            BackendKind::Delay(_) => "delay",
+        }
+    }
+
+    pub(crate) fn heartbeat(&self) -> v1::Heartbeat {
+        let state = self.state();
+        v1::Heartbeat {
+            steps_done: state.totals.steps.load(Ordering::Relaxed),
+            state: state.phase as i32,
+        }
+    }
+
+    /// Drops links that no runner has taken.
+    pub(crate) fn unwire(&self) {
+        self.state().wired = None;
+    }
+
+    fn load(
+        &self,
+        request: v1::LoadRequest,
+        progress: &mpsc::Sender<Result<v1::LoadEvent, Status>>,
+    ) -> Result<v1::LoadDone, String> {
+        let started = Instant::now();
+        let message = request.contract.clone().ok_or("the load request has no contract")?;
+        let contract = crate::contract::from_message(message)?;
+        {
+            let mut state = self.state();
+            state.phase = v1::StageState::Loading;
+            state.engine = None;
+        }
+        let (engine, done): (Box<dyn Engine>, _) = match (self.backend, &self.model) {
+            (BackendKind::Delay(delay), _) => {
+                let kv_blocks = match request.max_kv_blocks {
+                    0 => (DEFAULT_TOKENS / contract.block_size) as u32,
+                    n => n,
+                };
+                let engine = Box::new(DelayEngine::new(contract.clone(), delay));
+                (engine, v1::LoadDone { kv_blocks, ..Default::default() })
+            }
+            (BackendKind::Cpu, Some(model)) => {
+                self.load_model(model, &contract, &request, progress)?
+            }
+            (BackendKind::Cpu, None) => return Err("this stage has no model directory".into()),
+        };
+        let mut state = self.state();
+        state.engine = Some(engine);
+        state.contract = Some(contract);
+        state.phase = v1::StageState::Loaded;
+        state.bytes_read = done.bytes_read;
+        state.kv_blocks = done.kv_blocks;
+        Ok(v1::LoadDone { seconds: started.elapsed().as_secs_f64(), ..done })
+    }
+
+    fn load_model(
+        &self,
+        model: &Model,
+        contract: &StageContract,
+        request: &v1::LoadRequest,
+        progress: &mpsc::Sender<Result<v1::LoadEvent, Status>>,
+    ) -> Result<(Box<dyn Engine>, v1::LoadDone), String> {
+        if request.checkpoint_digest != model.checkpoint_digest {
+            return Err(format!(
+                "checkpoint digests differ: this stage's directory has {}, the coordinator's {}",
+                model.checkpoint_digest, request.checkpoint_digest
+            ));
+        }
+        let checkpoint = Checkpoint::open(&model.dir).map_err(|e| e.to_string())?;
+        let needed = baton_model::slice::bytes_needed(&model.config, contract);
+        let kv_blocks = self.kv_blocks(model, contract, request.max_kv_blocks, needed)?;
+        let backend =
+            CpuBackend::new(CpuOptions { threads: self.threads }).map_err(|e| e.to_string())?;
+        let mut report = |loaded: baton_model::LoadProgress| {
+            let event = v1::LoadEvent {
+                event: Some(v1::load_event::Event::Progress(v1::LoadProgress {
+                    bytes_done: loaded.bytes_read,
+                    bytes_total: needed.max(loaded.bytes_read),
+                    tensor: format!("{} of {} parts", loaded.done, loaded.total),
+                })),
+            };
+            // Progress that nobody waits for may be lost; the end of the load is what counts.
+            let _ = progress.try_send(Ok(event));
+        };
+        let slice = Slice::load(
+            backend,
+            &model.config,
+            &checkpoint,
+            contract.clone(),
+            kv_blocks as usize,
+            &mut report,
+        )
+        .map_err(|e| e.to_string())?;
+        let done = v1::LoadDone {
+            bytes_read: checkpoint.bytes_read(),
+            bytes_needed: needed,
+            weight_bytes: checkpoint.tensor_bytes_read(),
+            kv_blocks,
+            seconds: 0.0,
+        };
+        Ok((Box::new(slice), done))
+    }
+
+    fn kv_blocks(
+        &self,
+        model: &Model,
+        contract: &StageContract,
+        limit: u32,
+        weight_bytes: u64,
+    ) -> Result<u32, String> {
+        let tokens =
+            model.config.max_positions.saturating_mul(DEFAULT_CONTEXTS).min(DEFAULT_TOKENS);
+        let mut blocks = tokens
+            .max(model.config.max_positions.min(DEFAULT_TOKENS))
+            .div_ceil(contract.block_size) as u64;
+        if let Some(memory) = self.memory_bytes {
+            let block = baton_model::slice::kv_bytes_per_block(&model.config, contract).max(1);
+            blocks = blocks.min(memory.saturating_sub(weight_bytes) / block);
+            if blocks == 0 {
+                return Err(format!(
+                    "{memory} bytes of memory do not hold {weight_bytes} bytes of weights and one \
+                     KV block of {block} bytes"
+                ));
+            }
+        }
+        if limit > 0 {
+            blocks = blocks.min(u64::from(limit));
+        }
+        Ok(u32::try_from(blocks).unwrap_or(u32::MAX))
+    }
+
+    fn wire(&self, request: &v1::WireRequest) -> Result<v1::WireReply, String> {
+        let contract = self.state().contract.clone().ok_or("wired before it was loaded")?;
+        if request.link != "tcp" {
+            return Err(format!("link {:?}, this stage has \"tcp\"", request.link));
+        }
+        let deadline = Instant::now() + Duration::from_millis(request.timeout_millis.into());
+        let limits = FrameLimits::from(&contract);
+        let hello = |from_stage| Hello {
+            epoch: request.epoch,
+            from_stage,
+            contract_digest: request.contract_digest.clone(),
+        };
+        let (receiver, sender) = std::thread::scope(|scope| {
+            let receiving = (!contract.is_first()).then(|| {
+                let hello = hello(contract.stage - 1);
+                scope.spawn(move || tcp::accept(&self.links, &hello, limits, deadline))
+            });
+            let sender = request
+                .next_address
+                .as_ref()
+                .map(|next| tcp::connect(next, &hello(contract.stage), limits, deadline));
+            let receiver = receiving.map(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            (receiver.transpose(), sender.transpose())
+        });
+        let receiver = receiver.map_err(|e| e.to_string())?;
+        let sender = sender.map_err(|e| e.to_string())?;
+        let link = if sender.is_some() { "tcp" } else { "" };
+        let mut state = self.state();
+        state.wired = Some(Wired {
+            receiver: receiver.map(|r| Box::new(r) as Box<dyn HandOffReceiver>),
+            sender: sender.map(|s| Box::new(s) as Box<dyn HandOffSender>),
+            kv_blocks: request.kv_blocks,
+            step_timeout: Duration::from_millis(request.step_timeout_millis.into()),
+        });
+        state.epoch = request.epoch;
+        state.phase = v1::StageState::Wired;
+        state.link = link.into();
+        state.totals = Arc::default();
+        state.failure.clear();
+        Ok(v1::WireReply { link: link.into() })
+    }
+
+    fn runner(&self) -> Result<Runner, String> {
+        let mut state = self.state();
+        let wired = state.wired.take().ok_or("run before it was wired")?;
+        let engine = state.engine.take().ok_or("another stream of steps is still running")?;
+        let contract = state.contract.clone().ok_or("run before it was loaded")?;
+        Ok(Runner::new(
+            state.epoch,
+            contract,
+            engine,
+            wired.kv_blocks,
+            wired.receiver,
+            wired.sender,
+            wired.step_timeout,
+            Arc::clone(&state.totals),
+        ))
+    }
+
+    fn finished(&self, engine: Box<dyn Engine>) {
+        self.state().engine = Some(engine);
+    }
+
+    fn status(&self) -> v1::StatusReply {
+        let state = self.state();
+        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        v1::StatusReply {
+            state: state.phase as i32,
+            epoch: state.epoch,
+            steps_done: get(&state.totals.steps),
+            contract: None,
+            bytes_read: state.bytes_read,
+            kv_blocks: state.kv_blocks,
+            backend: self.backend_name().into(),
+            link: state.link.clone(),
+            handoff_bytes_sent: get(&state.totals.bytes_sent),
+            handoff_rows_sent: get(&state.totals.rows_sent),
+            carry_rows_sent: get(&state.totals.carry_rows_sent),
+            handoff_bytes_received: get(&state.totals.bytes_received),
+            carry_rows_received: get(&state.totals.carry_rows_received),
+            failure: state.failure.clone(),
+            nan_scores: get(&state.totals.nan_scores),
+        }
+    }
+
+    fn fail(&self, reason: &str) {
+        let mut state = self.state();
+        state.phase = v1::StageState::Failed;
+        reason.clone_into(&mut state.failure);
+    }
+}
+
+/// `Stage`, over a [`Host`].
+#[derive(Clone)]
+pub(crate) struct StageService {
+    host: Arc<Host>,
+}
+
+impl StageService {
+    pub(crate) fn new(host: Arc<Host>) -> Self {
+        Self { host }
+    }
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl v1::stage_server::Stage for StageService {
+    type LoadStream = ReceiverStream<Result<v1::LoadEvent, Status>>;
+    type RunStream = Answers<v1::StepResult>;
+
+    async fn load(
+        &self,
+        request: Request<v1::LoadRequest>,
+    ) -> Result<Response<Self::LoadStream>, Status> {
+        let (events, receiver) = mpsc::channel(16);
+        let host = Arc::clone(&self.host);
+        tokio::task::spawn_blocking(move || {
+            let last = match host.load(request.into_inner(), &events) {
+                Ok(done) => Ok(v1::LoadEvent { event: Some(v1::load_event::Event::Done(done)) }),
+                Err(reason) => {
+                    host.fail(&reason);
+                    Err(Status::failed_precondition(reason))
+                }
+            };
+            let _ = events.blocking_send(last);
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn wire(
+        &self,
+        request: Request<v1::WireRequest>,
+    ) -> Result<Response<v1::WireReply>, Status> {
+        let host = Arc::clone(&self.host);
+        let wiring = tokio::task::spawn_blocking(move || host.wire(&request.into_inner()));
+        let reply = wiring.await.map_err(|e| Status::internal(e.to_string()))?;
+        reply.map(Response::new).map_err(Status::failed_precondition)
+    }
+
+    async fn run(
+        &self,
+        request: Request<Streaming<v1::Step>>,
+    ) -> Result<Response<Self::RunStream>, Status> {
+        let runner = self.host.runner().map_err(Status::failed_precondition)?;
+        let (queue, steps) = mpsc::channel::<Queued>(QUEUE);
+        let (results, answers) = mpsc::channel(QUEUE);
+        let mut incoming = request.into_inner();
+        tokio::spawn(async move {
+            while let Some(Ok(step)) = incoming.next().await {
+                if queue.send((step, Instant::now())).await.is_err() {
+                    break;
+                }
+            }
+        });
+        let host = Arc::clone(&self.host);
+        std::thread::Builder::new()
+            .name("compute".into())
+            .spawn(move || host.finished(runner.run(steps, &results)))
+            .map_err(|e| Status::internal(e.to_string()))?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(answers).map(Ok))))
+    }
+
+    async fn status(
+        &self,
+        _: Request<v1::StatusRequest>,
+    ) -> Result<Response<v1::StatusReply>, Status> {
+        Ok(Response::new(self.host.status()))
+    }
+
+    async fn drain(
+        &self,
+        _: Request<v1::DrainRequest>,
+    ) -> Result<Response<v1::DrainReply>, Status> {
+        self.host.state().phase = v1::StageState::Draining;
+        self.host.unwire();
+        Ok(Response::new(v1::DrainReply {}))
+    }
+}
