@@ -242,6 +242,9 @@ pub(crate) fn linear_into(
     out: &mut [f32],
     stride: usize,
 ) {
+    if rows == 0 {
+        return; // A step without rows still passes through every stage.
+    }
     let x = Left { data: x, row: x_stride, step: 1 };
     dispatch(Linear { weight, x, rows, first: 0, cols: weight.out, out, stride });
 }

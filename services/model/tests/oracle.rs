@@ -290,8 +290,11 @@ fn a_request_answers_the_same_alone_and_among_others() {
 
 #[test]
 fn a_step_without_rows_passes_through() {
-    let mut pipeline = Pipeline::new("share-4-3", &[4, 6]);
-    assert!(pipeline.step(&[], 0).is_empty());
+    for (model, split) in [("share-4-3", [4, 6]), ("pattern", [4, 6]), ("bf16", [5, 5])] {
+        let mut pipeline = Pipeline::new(model, &split);
+        assert!(pipeline.step(&[], 0).is_empty());
+    }
+    assert!(Pipeline::new("fp8-block", &[4, 3]).step(&[], 0).is_empty());
 }
 
 #[test]
