@@ -168,6 +168,9 @@ impl v1::coordinator_server::Coordinator for JoinService {
                 Err(reason) => {
                     tracing::warn!("{} refused: {reason}", hello.control_address);
                     let _ = orders.send(order(Order::Refused(v1::Refused { reason }))).await;
+                    // The stage closes the stream: a reset from this side could overtake the reason.
+                    let closed = async { while let Ok(Some(_)) = events.message().await {} };
+                    let _ = tokio::time::timeout(SILENCE, closed).await;
                     return;
                 }
             };

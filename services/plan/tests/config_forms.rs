@@ -105,6 +105,7 @@ fn rope_forms() {
     );
     let yarn = json!({"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096,
         "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0});
+    refused(json!({"rope_scaling": yarn}), &["rope_parameters", "rope_scaling", "disagree"]);
     let flat_yarn = with(json!({"rope_parameters": null, "rope_theta": 1e4, "rope_scaling": yarn,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "index_head_dim": 128}))
     .unwrap();

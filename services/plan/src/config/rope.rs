@@ -29,11 +29,20 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<RopeParameters, ConfigError> 
         (None, None) => return Err(fields.missing("rope_theta", "the rotary base, a number")),
         (nested, flat) => nested.or(flat).unwrap_or_default(),
     };
-    // The scaling lives in `rope_parameters` when that names a type, else in `rope_scaling`.
+    // The scaling lives in `rope_parameters` when that names a type, or in `rope_scaling`; both may be there and must agree.
     let described = inner.filter(|f| f.get("rope_type").is_some() || f.get("type").is_some());
-    let yarn = match described.or(scaling.map(|object| Fields::new(object, "rope_scaling."))) {
-        Some(fields) => yarn(&fields)?,
-        None => None,
+    let described = described.map(|fields| yarn(&fields)).transpose()?;
+    let scaling = scaling.map(|object| yarn(&Fields::new(object, "rope_scaling."))).transpose()?;
+    let yarn = match (described, scaling) {
+        (Some(first), Some(second)) if first != second => {
+            return Err(ConfigError::Disagree {
+                first_field: "rope_parameters".into(),
+                first: format!("{first:?}"),
+                second_field: "rope_scaling".into(),
+                second: format!("{second:?}"),
+            });
+        }
+        (first, second) => first.or(second).flatten(),
     };
     Ok(RopeParameters { theta, yarn })
 }
@@ -73,8 +82,10 @@ impl ModelConfig {
         let width = self.qk_rope_head_dim;
         let base = self.rope.theta as f32;
         // f32 powers, as torch computes them: at position 1,000,000 the last bit of a frequency is visible.
-        let plain = (0..width / 2).map(|i| 1.0 / base.powf((2 * i) as f32 / width as f32));
-        let Some(yarn) = &self.rope.yarn else { return (plain.collect(), 1.0) };
+        let powers = (0..width / 2).map(|i| base.powf((2 * i) as f32 / width as f32));
+        let Some(yarn) = &self.rope.yarn else {
+            return (powers.map(|power| 1.0 / power).collect(), 1.0);
+        };
 
         let pair_with_rotations = |rotations: f64| {
             let wavelength = yarn.original_max_positions as f64 / (rotations * 2.0 * PI);
@@ -85,12 +96,13 @@ impl ModelConfig {
         if low == high {
             high += 0.001; // A ramp of no width would divide by zero.
         }
-        let frequencies = plain
+        let frequencies = powers
             .enumerate()
-            .map(|(i, frequency)| {
+            .map(|(i, power)| {
                 let ramp = ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
-                let extended = 1.0 / (yarn.factor as f32 * (1.0 / frequency));
-                extended * ramp + frequency * (1.0 - ramp)
+                let extended = 1.0 / (yarn.factor as f32 * power);
+                let kept = 1.0 - ramp;
+                extended * (1.0 - kept) + 1.0 / power * kept
             })
             .collect();
         let magnitude = yarn.attention_factor.unwrap_or_else(|| {
