@@ -8,9 +8,7 @@ use anyhow::Context as _;
 use baton_coordinator::{Coordinator, CoordinatorConfig, CoordinatorError};
 use baton_gateway::{Gateway, GatewayConfig};
 use baton_model::Checkpoint;
-use baton_plan::{
-    Contract, ContractOptions, GenerationDefaults, HiddenDtype, IndexDtype, ModelConfig,
-};
+use baton_plan::{Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -77,8 +75,9 @@ pub(crate) async fn start(
             .and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()))
             .unwrap_or_else(|| "baton".into())
     });
+    let gateway = GatewayConfig::new(model, &name, &plan.config)?;
     let mut eos_token_ids = plan.config.eos_token_ids.clone();
-    eos_token_ids.extend(GenerationDefaults::load(model)?.eos_token_ids);
+    eos_token_ids.extend(&gateway.defaults.stop_token_ids);
     eos_token_ids.sort_unstable();
     eos_token_ids.dedup();
     let stages = plan.stages();
@@ -103,7 +102,6 @@ pub(crate) async fn start(
         max_kv_blocks: args.kv_blocks.unwrap_or(0),
         contract: plan.contract,
     };
-    let gateway = GatewayConfig::new(model, &name, &plan.config)?;
     let (handle, coordinator) = Coordinator::start(config, shutdown.clone(), startup);
     let router = Gateway::new(gateway, handle)?;
     let address = http.local_addr().context("the HTTP address")?;

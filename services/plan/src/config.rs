@@ -2,7 +2,6 @@
 
 mod error;
 mod fields;
-mod generation;
 mod parse;
 mod rope;
 
@@ -10,7 +9,6 @@ use std::path::Path;
 
 pub use error::ConfigError;
 pub(crate) use fields::Fields;
-pub use generation::GenerationDefaults;
 
 use crate::schedule::IndexSchedule;
 

@@ -15,11 +15,10 @@ mod test_models;
 
 pub use balance::{Balance, BalanceError, BalanceOptions, balance};
 pub use config::{
-    Architecture, ConfigError, Fp8Block, GenerationDefaults, MlpKind, ModelConfig, RopeLayout,
-    RopeParameters, Yarn,
+    Architecture, ConfigError, Fp8Block, MlpKind, ModelConfig, RopeLayout, RopeParameters, Yarn,
 };
 pub use contract::{
-    Contract, ContractError, ContractOptions, HiddenDtype, IndexDtype, StageContract, ensure_same,
+    Contract, ContractError, ContractOptions, HiddenDtype, IndexDtype, StageContract,
 };
 pub use kv::KvLayout;
 pub use partition::{Partition, PartitionError};

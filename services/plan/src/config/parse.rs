@@ -222,7 +222,7 @@ fn mlp_kinds(fields: &Fields<'_>, layers: usize) -> Result<Vec<MlpKind>, ConfigE
 }
 
 /// One id, a list of ids, or nothing.
-pub(super) fn token_ids(fields: &Fields<'_>, field: &str) -> Result<Vec<u32>, ConfigError> {
+fn token_ids(fields: &Fields<'_>, field: &str) -> Result<Vec<u32>, ConfigError> {
     let expected = "a token id or a list of token ids";
     let id = |value: &Value| {
         value
