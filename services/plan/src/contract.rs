@@ -140,7 +140,7 @@ pub struct ContractOptions {
     pub block_size: usize,
 }
 
-/// A contract that cannot be made, or two that differ.
+/// A contract that cannot be made.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ContractError {
@@ -155,14 +155,6 @@ pub enum ContractError {
     Zero {
         /// Which size.
         what: &'static str,
-    },
-    /// The two ends of a cut hold different contracts.
-    #[error("contracts differ: this side has digest {ours}, the other {theirs}")]
-    Differ {
-        /// Digest on this side.
-        ours: String,
-        /// Digest on the other.
-        theirs: String,
     },
 }
 
@@ -218,18 +210,6 @@ impl Contract {
     #[must_use]
     pub fn digest(&self) -> String {
         blake3::hash(format!("{self:?}").as_bytes()).to_hex()[..32].to_owned()
-    }
-}
-
-/// Compares the digests of the two ends of a cut.
-///
-/// # Errors
-/// When they differ; both are named.
-pub fn ensure_same(ours: &str, theirs: &str) -> Result<(), ContractError> {
-    if ours == theirs {
-        Ok(())
-    } else {
-        Err(ContractError::Differ { ours: ours.to_owned(), theirs: theirs.to_owned() })
     }
 }
 
