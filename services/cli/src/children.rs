@@ -27,8 +27,6 @@ pub(crate) struct Ended {
     pub(crate) status: Option<ExitStatus>,
     /// What it said last, most often the reason.
     pub(crate) last_words: String,
-    /// Whether it had joined: a stage that ends before that keeps the pipeline from starting.
-    pub(crate) was_ready: bool,
 }
 
 impl Children {
@@ -77,18 +75,16 @@ impl Children {
 
 async fn wait(stage: usize, mut child: Child, stderr: ChildStderr) -> Ended {
     let relay = tokio::spawn(async move {
-        let (mut last, mut joined) = (String::new(), false);
+        let mut last = String::new();
         let mut lines = BufReader::new(stderr).lines();
         while let Ok(Some(line)) = lines.next_line().await {
             eprintln!("stage {stage} | {line}");
-            joined |= line.contains("joined as stage");
             last = line;
         }
-        (last, joined)
+        last
     });
     let status = child.wait().await.ok();
-    let (last_words, was_ready) = relay.await.unwrap_or_default();
-    Ended { stage, status, last_words, was_ready }
+    Ended { stage, status, last_words: relay.await.unwrap_or_default() }
 }
 
 impl std::fmt::Display for Ended {

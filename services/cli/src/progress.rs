@@ -1,13 +1,17 @@
 //! What a person sees while the pipeline starts: bars on a terminal, plain lines otherwise.
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 
 use baton_coordinator::StartupEvent;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
-/// Shows events until there are no more.
-pub(crate) async fn show(mut events: mpsc::UnboundedReceiver<StartupEvent>) {
+/// Shows events until there are no more, and keeps account of the stages that have joined.
+pub(crate) async fn show(
+    mut events: mpsc::UnboundedReceiver<StartupEvent>,
+    joined: watch::Sender<BTreeSet<usize>>,
+) {
     let terminal = std::io::stderr().is_terminal();
     let bars = MultiProgress::new();
     let mut stages: Vec<ProgressBar> = Vec::new();
@@ -29,6 +33,9 @@ pub(crate) async fn show(mut events: mpsc::UnboundedReceiver<StartupEvent>) {
             // Plain lines say what is done, not how far it is.
             StartupEvent::Loading { .. } => {}
             StartupEvent::Joined { stage, backend, address } => {
+                joined.send_modify(|joined| {
+                    joined.insert(stage);
+                });
                 tracing::info!("stage {stage} joined from {address} ({backend})");
             }
             StartupEvent::Loaded { stage, bytes_read, bytes_needed, seconds, kv_blocks } => {

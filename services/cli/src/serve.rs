@@ -1,5 +1,6 @@
 //! Coordinator and gateway in this process, for `up` and `coordinator` alike.
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use baton_gateway::{Gateway, GatewayConfig};
 use baton_model::Checkpoint;
 use baton_plan::{Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +23,8 @@ pub(crate) struct Serving {
     pub(crate) coordinator: JoinHandle<Result<(), CoordinatorError>>,
     pub(crate) http: JoinHandle<std::io::Result<()>>,
     pub(crate) stages: usize,
+    /// Stages that have joined at some time.
+    pub(crate) joined: watch::Receiver<BTreeSet<usize>>,
 }
 
 /// What is served, checked before anything starts.
@@ -82,7 +85,8 @@ pub(crate) async fn start(
     eos_token_ids.dedup();
     let stages = plan.stages();
     let (startup, events) = mpsc::unbounded_channel();
-    tokio::spawn(progress::show(events));
+    let (joining, joined) = watch::channel(BTreeSet::new());
+    tokio::spawn(progress::show(events, joining));
     let config = CoordinatorConfig {
         listener: grpc,
         config_digest: plan.config.digest(),
@@ -112,7 +116,7 @@ pub(crate) async fn start(
     let mut out = std::io::stdout().lock();
     writeln!(out, "serving {name} over {stages} stages at http://{address}")?;
     out.flush()?;
-    Ok(Serving { coordinator, http, stages })
+    Ok(Serving { coordinator, http, stages, joined })
 }
 
 /// Binds an address; says which one when it is taken.

@@ -37,7 +37,8 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
                     continue;
                 }
                 tracing::error!("{ended}");
-                if !ended.was_ready {
+                // One that had joined is the coordinator's to report.
+                if !serving.joined.borrow().contains(&ended.stage) {
                     break Err(anyhow::anyhow!("{ended}"));
                 }
             }

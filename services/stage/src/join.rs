@@ -22,6 +22,9 @@ const ATTEMPTS: usize = 50;
 /// Why a stream to the coordinator ended.
 enum Ended {
     Dismissed,
+    /// It was never joined.
+    Unreachable(String),
+    /// It was joined, then lost.
     Lost(String),
 }
 
@@ -37,8 +40,8 @@ pub(crate) async fn run(
         let session = session(config, host, control_port, link_port, shutdown);
         let (reached, reason) = match session.await? {
             Ended::Dismissed => return Ok(()),
-            Ended::Lost(reason) if reason.starts_with("joined: ") => (true, reason),
-            Ended::Lost(reason) => (false, reason),
+            Ended::Lost(reason) => (true, reason),
+            Ended::Unreachable(reason) => (false, reason),
         };
         if shutdown.is_cancelled() {
             return Ok(());
@@ -65,7 +68,7 @@ async fn session(
 ) -> Result<Ended, StageError> {
     let mut client = match CoordinatorClient::connect(config.coordinator.clone()).await {
         Ok(client) => client,
-        Err(error) => return Ok(Ended::Lost(error.to_string())),
+        Err(error) => return Ok(Ended::Unreachable(error.to_string())),
     };
     let name = advertised(config);
     let hello = v1::Hello {
@@ -89,7 +92,7 @@ async fn session(
     let _ = events.send(event(Event::Hello(hello))).await;
     let mut orders = match client.join(ReceiverStream::new(outgoing)).await {
         Ok(response) => response.into_inner(),
-        Err(status) => return Ok(Ended::Lost(status.message().to_owned())),
+        Err(status) => return Ok(Ended::Unreachable(status.message().to_owned())),
     };
     let mut beat = tokio::time::interval(Duration::from_millis(500));
     loop {
@@ -101,7 +104,7 @@ async fn session(
             }
             _ = beat.tick() => {
                 if events.send(event(Event::Heartbeat(host.heartbeat()))).await.is_err() {
-                    return Ok(Ended::Lost("joined: the stream closed".into()));
+                    return Ok(Ended::Lost("the stream closed".into()));
                 }
             }
             order = orders.message() => match order {
@@ -113,8 +116,8 @@ async fn session(
                     Order::Dismissed(_) => return Ok(Ended::Dismissed),
                 },
                 Ok(Some(_)) => {}
-                Ok(None) => return Ok(Ended::Lost("joined: the coordinator has gone".into())),
-                Err(status) => return Ok(Ended::Lost(format!("joined: {}", status.message()))),
+                Ok(None) => return Ok(Ended::Lost("the coordinator has gone".into())),
+                Err(status) => return Ok(Ended::Lost(status.message().to_owned())),
             }
         }
     }
