@@ -1,7 +1,7 @@
 //! The `tcp` link.
 
 use std::io::{ErrorKind, IoSlice, Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -119,7 +119,7 @@ pub fn connect(
     limits: FrameLimits,
     deadline: Instant,
 ) -> Result<TcpSender, LinkError> {
-    let peer = format!("to {address}");
+    let peer = format!("to stage {} ({address})", hello.from_stage + 1);
     let mut stream = loop {
         let attempt = address
             .to_socket_addrs()
@@ -168,10 +168,10 @@ pub fn accept(
     loop {
         match listener.accept() {
             Ok((mut stream, address)) => {
-                let peer = format!("from {address}");
+                let peer = format!("{waiting} ({address})");
                 stream.set_nonblocking(false).map_err(|e| io(&peer, &e))?;
                 match agree(&mut stream, hello, &peer, deadline) {
-                    Ok(()) => return receive(stream, address, hello.epoch, limits),
+                    Ok(()) => return receive(stream, peer, hello.epoch, limits),
                     Err(LinkError::Handshake { what: "epochs", .. } | LinkError::Io { .. }) => {}
                     Err(error) => return Err(error),
                 }
@@ -203,11 +203,10 @@ fn agree(
 
 fn receive(
     stream: TcpStream,
-    address: SocketAddr,
+    peer: String,
     epoch: u64,
     limits: FrameLimits,
 ) -> Result<TcpReceiver, LinkError> {
-    let peer = format!("from {address}");
     let mut reading = stream.try_clone().map_err(|e| io(&peer, &e))?;
     let (queue, frames) = bounded(QUEUE);
     let counters = Arc::new(Counters::default());
