@@ -146,6 +146,10 @@ pub(crate) struct StageArgs {
     /// Host name or address that others reach this stage under [default: the one it reaches the coordinator from]
     #[arg(long, value_name = "HOST")]
     pub(crate) advertise: Option<String>,
+    /// Address the previous stage's link dials, when it is not the listening one: behind NAT, a proxy or a mapped port
+    /// [default: the advertised host and the port of --link-listen]
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
+    pub(crate) advertise_link: Option<String>,
     /// Device
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub(crate) backend: Device,
@@ -232,6 +236,16 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text} seconds: {e}"))
 }
 
+/// A host may be a name that only the other side can resolve, so it is not looked up.
+fn host_and_port(text: &str) -> Result<String, String> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
+            Ok(text.to_owned())
+        }
+        _ => Err(format!("{text:?}, expected HOST:PORT with a port from 1 to 65535")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -247,6 +261,16 @@ mod tests {
     fn stages_and_split_exclude_each_other() {
         let both = ["baton", "plan", "--config", "c.json", "--stages", "2", "--split", "1,1"];
         assert!(Cli::try_parse_from(both).is_err());
+    }
+
+    #[test]
+    fn an_advertised_link_has_a_host_and_a_port() {
+        for good in ["stage-1.pods:7000", "10.0.0.1:1", "[::1]:65535"] {
+            assert_eq!(host_and_port(good), Ok(good.to_owned()));
+        }
+        for bad in ["stage-1", ":7000", "stage-1:", "stage-1:0", "stage-1:65536", "7000"] {
+            assert!(host_and_port(bad).unwrap_err().contains(bad), "{bad}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub(crate) async fn run(args: StageArgs) -> anyhow::Result<()> {
         listen: args.listen,
         link_listen: args.link_listen,
         advertise: args.advertise,
+        advertise_link: args.advertise_link,
         model_dir: args.model,
         backend,
         threads: args.threads,

@@ -73,7 +73,10 @@ async fn session(
     let name = advertised(config);
     let hello = v1::Hello {
         control_address: format!("http://{name}:{control_port}"),
-        link_address: format!("{name}:{link_port}"),
+        link_address: config
+            .advertise_link
+            .clone()
+            .unwrap_or_else(|| format!("{name}:{link_port}")),
         backend: host.backend_name().into(),
         config_digest: host.model.as_ref().map(|m| m.config.digest()).unwrap_or_default(),
         checkpoint_digest: host

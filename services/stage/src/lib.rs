@@ -40,6 +40,8 @@ pub struct StageConfig {
     pub link_listen: Option<SocketAddr>,
     /// Host that others reach this stage under; the address it reaches the coordinator from when absent.
     pub advertise: Option<String>,
+    /// `HOST:PORT` that the previous stage dials for the link; the advertised host and the link's own port when absent.
+    pub advertise_link: Option<String>,
     /// Checkpoint directory; none for the delay backend.
     pub model_dir: Option<PathBuf>,
     /// What to compute with.
