@@ -84,13 +84,28 @@ impl Client {
     /// # Errors
     /// When it does not begin.
     pub async fn stream(&self, prompt: &[u32], overrides: &Value) -> anyhow::Result<EventStream> {
+        match self.try_stream(prompt, overrides).await? {
+            Ok(stream) => Ok(stream),
+            Err((status, answer)) => bail!("{status}: {answer}"),
+        }
+    }
+
+    /// A streamed completion, or the answer that came in its place: a failure before the first token has a status.
+    ///
+    /// # Errors
+    /// When there is neither.
+    pub async fn try_stream(
+        &self,
+        prompt: &[u32],
+        overrides: &Value,
+    ) -> anyhow::Result<Result<EventStream, (StatusCode, Value)>> {
         let mut body = self.body(prompt, overrides);
         body["stream"] = true.into();
         let response = self.send("/v1/completions", &body).await?;
-        if response.status() != StatusCode::OK {
-            bail!("{}: {}", response.status(), response.text().await?);
+        match response.status() {
+            StatusCode::OK => Ok(Ok(EventStream { response, buffer: Vec::new() })),
+            status => Ok(Err((status, response.json().await.context("the body of a refusal")?))),
         }
-        Ok(EventStream { response, buffer: Vec::new() })
     }
 }
 

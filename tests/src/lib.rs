@@ -7,11 +7,15 @@
 pub mod client;
 pub mod models;
 pub mod oracle;
+pub mod pipeline;
 pub mod process;
 pub mod program;
+pub mod proxy;
 pub mod server;
 
 pub use client::Client;
 pub use oracle::{Oracle, OraclePrompt};
+pub use pipeline::Pipeline;
 pub use program::Program;
+pub use proxy::Proxy;
 pub use server::Server;

@@ -43,18 +43,25 @@ impl Server {
         let name = directory.file_name().and_then(|name| name.to_str()).context("a directory")?;
         let path = directory.to_str().context("a path in UTF-8")?;
         let fixed = ["up", "--model", path, "--port", "0", "--threads", "1"];
-        let mut program = Program::start(fixed.iter().chain(options))?;
+        Self::ready(Program::start(fixed.iter().chain(options))?, name).await
+    }
+
+    /// Waits until a program that serves `model` is ready.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub async fn ready(mut program: Program, model: &str) -> anyhow::Result<Self> {
         let start = Instant::now();
         let mut client: Option<(Client, String)> = None;
         loop {
             if let Some(status) = program.ended()? {
                 let (out, err) = (program.stdout(), program.stderr());
-                bail!("baton {options:?} ended ({status}) before it was ready:\n{out}{err}");
+                bail!("baton ended ({status}) before it was ready:\n{out}{err}");
             }
             match &client {
                 None => {
                     if let Some(url) = url_in(&program.stdout()) {
-                        client = Some((Client::new(&url, name)?, url));
+                        client = Some((Client::new(&url, model)?, url));
                     }
                 }
                 Some((ready, url)) => {
@@ -65,7 +72,7 @@ impl Server {
             }
             if start.elapsed() > START {
                 let (out, err) = (program.stdout(), program.stderr());
-                bail!("baton {options:?} is not ready after {START:?}:\n{out}{err}");
+                bail!("baton is not ready after {START:?}:\n{out}{err}");
             }
             tokio::time::sleep(POLL).await;
         }

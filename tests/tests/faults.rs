@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use baton_tests::models::{copy_of, model_dir};
+use baton_tests::models::copy_of;
+use baton_tests::pipeline::{coordinator, free_address, stage};
 use baton_tests::process::that_name;
 use baton_tests::program::eventually;
 use baton_tests::{Program, Server};
@@ -169,53 +170,12 @@ fn a_split_of_other_layers_is_refused_with_the_numbers() -> anyhow::Result<()> {
     refuses(&arguments, model.path(), &["11", "10"])
 }
 
-/// The coordinator alone, waiting for `stages` stages.
-fn coordinator(grpc: &str, wait: &str) -> anyhow::Result<Program> {
-    let model = model_dir("share-4-3");
-    let directory = model.to_str().context("a path in UTF-8")?;
-    Program::start([
-        "coordinator",
-        "--model",
-        directory,
-        "--http",
-        "127.0.0.1:0",
-        "--grpc",
-        grpc,
-        "--stages",
-        "2",
-        "--join-timeout",
-        wait,
-    ])
-}
-
-fn stage(grpc: &str, model: &str) -> anyhow::Result<Program> {
-    let model = model_dir(model);
-    let directory = model.to_str().context("a path in UTF-8")?;
-    let url = format!("http://{grpc}");
-    Program::start([
-        "stage",
-        "--coordinator",
-        &url,
-        "--model",
-        directory,
-        "--listen",
-        "127.0.0.1:0",
-        "--threads",
-        "1",
-        "--exit-with-coordinator",
-    ])
-}
-
-/// An address that was free a moment ago.
-fn free_address() -> anyhow::Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
-}
-
 #[test]
 fn a_stage_that_never_comes_is_missed() -> anyhow::Result<()> {
     let grpc = free_address()?;
-    let mut coordinator = coordinator(&grpc, "3")?;
-    let mut only = stage(&grpc, "share-4-3")?;
+    let mut coordinator =
+        coordinator(&grpc, "share-4-3", &["--stages", "2", "--join-timeout", "3"])?;
+    let mut only = stage(&grpc, "share-4-3", &[])?;
     let status = coordinator.wait(START)?;
     let said = coordinator.stderr();
     ensure!(!status.success(), "the coordinator succeeded with one stage of two: {said}");
@@ -227,8 +187,9 @@ fn a_stage_that_never_comes_is_missed() -> anyhow::Result<()> {
 #[test]
 fn a_stage_with_another_model_is_refused() -> anyhow::Result<()> {
     let grpc = free_address()?;
-    let mut coordinator = coordinator(&grpc, "5")?;
-    let mut other = stage(&grpc, "share-8-2")?;
+    let mut coordinator =
+        coordinator(&grpc, "share-4-3", &["--stages", "2", "--join-timeout", "5"])?;
+    let mut other = stage(&grpc, "share-8-2", &[])?;
     let status = other.wait(START)?;
     let said = other.stderr();
     ensure!(!status.success(), "a stage with another model joined: {said}");

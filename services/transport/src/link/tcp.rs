@@ -17,7 +17,8 @@ use crate::handoff::HandOff;
 /// Frames that may wait on either side of the socket before the sender is held back.
 const QUEUE: usize = 2;
 const MAGIC: [u8; 4] = *b"BTNH";
-const HELLO_BYTES: usize = 64;
+/// Bytes of a [`Hello`], which precedes the frames in both directions.
+pub const HELLO_BYTES: usize = 64;
 /// Pause between two looks for a connection.
 const RETRY: Duration = Duration::from_millis(20);
 
