@@ -169,6 +169,12 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Short name for logs and status: "cpu", "cuda".
     fn name(&self) -> &'static str;
 
+    /// Runs the operations of one step. A backend of threads keeps them awake meanwhile; what `work` computes does not
+    /// depend on being run here.
+    fn within<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        work()
+    }
+
     // ----- loading ---------------------------------------------------------------------------------------------------
 
     /// Takes over a matrix in its stored form.

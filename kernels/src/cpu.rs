@@ -4,6 +4,7 @@
 
 mod attention;
 mod cache;
+mod ceiling;
 mod experts;
 mod gemm;
 mod index;
@@ -11,6 +12,7 @@ mod norms;
 mod rope;
 mod router;
 mod simd;
+mod team;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -20,9 +22,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use attention::Absorbed;
 pub use cache::{IndexCache, LatentCache};
+pub use ceiling::Ceiling;
 pub use experts::Experts;
 pub use index::Selection;
 pub use router::Routes;
+use team::Team;
 pub use tensor::{Tensor, Vector, Weight};
 
 use crate::backend::{
@@ -42,28 +46,17 @@ pub struct CpuOptions {
 /// The [`Backend`] of the CPU.
 #[derive(Debug)]
 pub struct CpuBackend {
-    pool: rayon::ThreadPool,
+    team: Team,
     nan: AtomicU64,
 }
 
 impl CpuBackend {
-    /// Starts the pool.
+    /// Starts the threads.
     ///
     /// # Errors
     /// When `threads` is 0 or the threads cannot be started.
     pub fn new(options: CpuOptions) -> Result<Self, KernelError> {
-        let failed = |message: String| KernelError::Device { device: "cpu".to_owned(), message };
-        let threads = match options.threads {
-            Some(0) => return Err(failed("threads: expected at least 1, found 0".to_owned())),
-            Some(n) => n,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|n| format!("kernels-{n}"))
-            .build()
-            .map_err(|e| failed(format!("cannot start {threads} threads: {e}")))?;
-        Ok(Self { pool, nan: AtomicU64::new(0) })
+        Ok(Self { team: Team::new(options.threads)?, nan: AtomicU64::new(0) })
     }
 }
 
@@ -96,6 +89,10 @@ impl Backend for CpuBackend {
 
     fn name(&self) -> &'static str {
         "cpu"
+    }
+
+    fn within<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.team.awake(work)
     }
 
     fn weight(&self, matrix: MatrixView<'_>) -> Result<Weight, KernelError> {
@@ -191,7 +188,7 @@ impl Backend for CpuBackend {
     }
 
     fn linear(&self, weight: &Weight, x: &Tensor) -> Tensor {
-        gemm::linear(&self.pool, weight, x)
+        gemm::linear(&self.team, weight, x)
     }
 
     fn rope(
@@ -264,7 +261,7 @@ impl Backend for CpuBackend {
         weights: &Tensor,
         params: &IndexParams,
     ) -> Selection {
-        index::select(&self.pool, &self.nan, cache, batch, queries, weights, params)
+        index::select(&self.team, &self.nan, cache, batch, queries, weights, params)
     }
 
     fn sparse_attention(
@@ -276,14 +273,11 @@ impl Backend for CpuBackend {
         selection: &Selection,
         scale: f32,
     ) -> Tensor {
-        attention::attend(&self.pool, cache, batch, queries, absorbed, selection, scale)
+        attention::attend(&self.team, cache, batch, queries, absorbed, selection, scale)
     }
 
     fn swiglu(&self, gate: &Weight, up: &Weight, down: &Weight, x: &Tensor) -> Tensor {
-        let mut inner = self.linear(gate, x);
-        let up = self.linear(up, x);
-        simd::dispatch(gemm::SiluMul { gate: &mut inner.data, up: &up.data });
-        self.linear(down, &inner)
+        self.linear(down, &gemm::gated(&self.team, gate, up, x))
     }
 
     fn route(&self, gate: &Weight, bias: &Vector, x: &Tensor, params: &RouterParams) -> Routes {
@@ -291,7 +285,7 @@ impl Backend for CpuBackend {
     }
 
     fn run_experts(&self, experts: &Experts, routes: &Routes, x: &Tensor) -> Tensor {
-        experts::run(&self.pool, experts, routes, x)
+        experts::run(&self.team, experts, routes, x)
     }
 
     fn accumulate(&self, a: &mut Tensor, b: &Tensor) {

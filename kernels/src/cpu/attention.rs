@@ -3,9 +3,10 @@
 use rayon::prelude::*;
 
 use super::cache::LatentCache;
-use super::gemm::{Left, PARALLEL_WORK, Product, Right, linear_into};
+use super::gemm::{Left, Product, Right, linear_into};
 use super::index::{Chosen, Selection, pack_heads};
 use super::simd::{Kernel, Lane, dispatch, exp};
+use super::team::Team;
 use super::tensor::{LANES, Tensor, Weight};
 use crate::batch::{Batch, Segment};
 
@@ -34,7 +35,7 @@ struct Scratch {
 
 /// Attention of every row of a step.
 pub(crate) fn attend(
-    pool: &rayon::ThreadPool,
+    team: &Team,
     cache: &LatentCache,
     batch: &Batch,
     queries: &Tensor,
@@ -56,18 +57,18 @@ pub(crate) fn attend(
     let selected: usize = selection.rows.iter().map(Chosen::len).sum();
     let per_row = absorbed.latent * (absorbed.nope + absorbed.value);
     let work = heads * (2 * selected * cache.width + queries.rows * per_row);
-    let threads = pool.current_num_threads();
+    let threads = team.parts(work);
     let task = |(first, out): (usize, &mut [f32])| {
         let chunk = Chunk { cache, batch, queries, absorbed, selection, scale };
         chunk.run(first, &places, out);
     };
     let width = out.width;
-    if threads == 1 || places.len() < 2 || work < PARALLEL_WORK {
+    if threads == 1 || places.len() < 2 {
         task((0, &mut out.data));
     } else {
         // Later rows of a segment attend to more, so there are more chunks than threads.
         let rows = places.len().div_ceil(threads * 4).max(1);
-        pool.install(|| {
+        team.install(|| {
             out.data
                 .par_chunks_mut(rows * width)
                 .enumerate()

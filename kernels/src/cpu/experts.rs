@@ -2,9 +2,10 @@
 
 use rayon::prelude::*;
 
-use super::gemm::{PARALLEL_WORK, SiluMul, linear_into};
+use super::gemm::{SiluMul, linear_into};
 use super::router::Routes;
 use super::simd::dispatch;
+use super::team::Team;
 use super::tensor::{Tensor, Weight};
 
 /// One expert's packed matrices.
@@ -35,12 +36,7 @@ impl Expert {
 }
 
 /// Weighted sum of every row's experts.
-pub(crate) fn run(
-    pool: &rayon::ThreadPool,
-    experts: &Experts,
-    routes: &Routes,
-    x: &Tensor,
-) -> Tensor {
+pub(crate) fn run(team: &Team, experts: &Experts, routes: &Routes, x: &Tensor) -> Tensor {
     let mut rows_of: Vec<Vec<(usize, f32)>> = vec![Vec::new(); experts.0.len()];
     for (row, chosen) in routes.rows.iter().enumerate() {
         for (expert, weight) in chosen {
@@ -57,10 +53,10 @@ pub(crate) fn run(
         expert.run(&gathered, rows.len())
     };
     let work: usize = busy.iter().map(|(e, rows)| rows.len() * 3 * e.gate.out * e.gate.cols).sum();
-    let results: Vec<Vec<f32>> = if busy.len() < 2 || work < PARALLEL_WORK {
+    let results: Vec<Vec<f32>> = if busy.len() < 2 || team.parts(work) == 1 {
         busy.iter().map(one).collect()
     } else {
-        pool.install(|| busy.par_iter().with_max_len(1).map(one).collect())
+        team.install(|| busy.par_iter().with_max_len(1).map(one).collect())
     };
     // Experts come in ascending id, so every row adds its own in that order.
     let mut out = Tensor::zeros(x.rows, x.width);

@@ -5,10 +5,9 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::simd::{Kernel, Lane, dispatch, exp};
+use super::team::Team;
 use super::tensor::{E4M3, LANES, Panels, Tensor, Weight};
 
-/// Multiply-adds below which a product stays on the calling thread: waking another costs about as much.
-pub(crate) const PARALLEL_WORK: usize = 1 << 19;
 /// Inner steps decoded at a time; eight panels of them fit the first-level cache.
 const DECODE: usize = 64;
 /// Panels decoded at a time.
@@ -46,48 +45,46 @@ pub(crate) struct Product<'a> {
 impl Kernel for Product<'_> {
     #[inline(always)]
     fn run<L: Lane>(mut self) {
-        let panels = self.cols.div_ceil(LANES);
         let mut row = 0;
         while self.rows - row >= 8 {
-            let mut panel = 0;
-            while panels - panel >= 2 {
-                tile::<L, 8, 2>(&mut self, row, panel);
-                panel += 2;
-            }
-            if panel < panels {
-                tile::<L, 8, 1>(&mut self, row, panel);
-            }
+            let done = sweep::<L, 8, 2>(&mut self, row, 0);
+            sweep::<L, 8, 1>(&mut self, row, done);
             row += 8;
         }
-        while self.rows - row >= 4 {
-            let mut panel = 0;
-            while panels - panel >= 4 {
-                tile::<L, 4, 4>(&mut self, row, panel);
-                panel += 4;
-            }
-            while panel < panels {
-                tile::<L, 4, 1>(&mut self, row, panel);
-                panel += 1;
-            }
+        if self.rows - row >= 4 {
+            let done = sweep::<L, 4, 4>(&mut self, row, 0);
+            let done = sweep::<L, 4, 2>(&mut self, row, done);
+            sweep::<L, 4, 1>(&mut self, row, done);
             row += 4;
         }
-        while row < self.rows {
-            let mut panel = 0;
-            while panels - panel >= 8 {
-                tile::<L, 1, 8>(&mut self, row, panel);
-                panel += 8;
-            }
-            while panels - panel >= 4 {
-                tile::<L, 1, 4>(&mut self, row, panel);
-                panel += 4;
-            }
-            while panel < panels {
-                tile::<L, 1, 1>(&mut self, row, panel);
-                panel += 1;
-            }
-            row += 1;
+        if self.rows - row >= 2 {
+            let done = sweep::<L, 2, 4>(&mut self, row, 0);
+            let done = sweep::<L, 2, 2>(&mut self, row, done);
+            sweep::<L, 2, 1>(&mut self, row, done);
+            row += 2;
+        }
+        if row < self.rows {
+            let done = sweep::<L, 1, 8>(&mut self, row, 0);
+            let done = sweep::<L, 1, 4>(&mut self, row, done);
+            let done = sweep::<L, 1, 2>(&mut self, row, done);
+            sweep::<L, 1, 1>(&mut self, row, done);
         }
     }
+}
+
+/// Rows `row .. row + R` against panels `panel ..`, `P` at a time; the first panel that is left over.
+#[inline(always)]
+fn sweep<L: Lane, const R: usize, const P: usize>(
+    product: &mut Product<'_>,
+    row: usize,
+    mut panel: usize,
+) -> usize {
+    let panels = product.cols.div_ceil(LANES);
+    while panels - panel >= P {
+        tile::<L, R, P>(product, row, panel);
+        panel += P;
+    }
+    panel
 }
 
 #[inline(always)]
@@ -249,17 +246,17 @@ pub(crate) fn linear_into(
     dispatch(Linear { weight, x, rows, first: 0, cols: weight.out, out, stride });
 }
 
-/// `x W^T`, on the pool when it is worth it.
-pub(crate) fn linear(pool: &rayon::ThreadPool, weight: &Weight, x: &Tensor) -> Tensor {
+/// `x W^T`, on all threads when it is worth it.
+pub(crate) fn linear(team: &Team, weight: &Weight, x: &Tensor) -> Tensor {
     assert_eq!(x.width, weight.cols, "the input is as wide as the weight's columns");
-    let threads = pool.current_num_threads();
     let out_width = weight.out;
     let mut out = Tensor::zeros(x.rows, out_width);
-    if threads == 1 || x.rows * weight.cols * out_width < PARALLEL_WORK {
+    let threads = team.parts(x.rows * weight.cols * out_width);
+    if threads == 1 {
         linear_into(weight, &x.data, x.width, x.rows, &mut out.data, out_width);
     } else if x.rows >= 16 * threads {
         let rows = x.rows.div_ceil(threads * 2).next_multiple_of(8);
-        pool.install(|| {
+        team.install(|| {
             out.data
                 .par_chunks_mut(rows * out_width)
                 .zip(x.data.par_chunks(rows * x.width))
@@ -268,32 +265,62 @@ pub(crate) fn linear(pool: &rayon::ThreadPool, weight: &Weight, x: &Tensor) -> T
                 });
         });
     } else {
-        let panels = out_width.div_ceil(LANES);
-        let share = panels.div_ceil(threads).next_multiple_of(4);
-        let part = |first: usize| {
-            let cols = (share * LANES).min(out_width - first * LANES);
-            let mut part = vec![0.0; x.rows * cols];
-            let left = Left { data: &x.data, row: x.width, step: 1 };
-            dispatch(Linear {
-                weight,
-                x: left,
-                rows: x.rows,
-                first,
-                cols,
-                out: &mut part,
-                stride: cols,
-            });
-            (first * LANES, cols, part)
+        let share = out_width.div_ceil(LANES).div_ceil(threads) * LANES;
+        let left = Left { data: &x.data, row: x.width, step: 1 };
+        let part = |at: usize, cols: usize, out: &mut [f32]| {
+            let first = at * share / LANES;
+            dispatch(Linear { weight, x: left, rows: x.rows, first, cols, out, stride: cols });
         };
-        let firsts: Vec<usize> = (0..panels).step_by(share).collect();
-        let parts: Vec<_> = pool.install(|| firsts.into_par_iter().map(part).collect());
-        for (from, cols, part) in parts {
-            for (row, part) in part.chunks_exact(cols).enumerate() {
-                out.data[row * out_width + from..][..cols].copy_from_slice(part);
+        if x.rows == 1 {
+            team.install(|| {
+                let shares = out.data.par_chunks_mut(share).enumerate();
+                shares.for_each(|(at, out)| part(at, out.len(), out));
+            });
+            return out;
+        }
+        let shares = out_width.div_ceil(share);
+        let parts: Vec<Vec<f32>> = team.install(|| {
+            let one = |at: usize| {
+                let cols = share.min(out_width - at * share);
+                let mut out = vec![0.0; x.rows * cols];
+                part(at, cols, &mut out);
+                out
+            };
+            (0..shares).into_par_iter().map(one).collect()
+        });
+        for (row, out) in out.data.chunks_exact_mut(out_width).enumerate() {
+            for (out, part) in out.chunks_mut(share).zip(&parts) {
+                let cols = out.len();
+                out.copy_from_slice(&part[row * cols..][..cols]);
             }
         }
     }
     out
+}
+
+/// `silu(gate x) * up x`. Of few rows, both projections are cut at the same columns and computed in one go.
+pub(crate) fn gated(team: &Team, gate: &Weight, up: &Weight, x: &Tensor) -> Tensor {
+    let threads = team.parts(2 * x.rows * gate.cols * gate.out);
+    if threads == 1 || x.rows > 1 {
+        let mut inner = linear(team, gate, x);
+        let up = linear(team, up, x);
+        dispatch(SiluMul { gate: &mut inner.data, up: &up.data });
+        return inner;
+    }
+    let mut inner = Tensor::zeros(1, gate.out);
+    let share = gate.out.div_ceil(LANES).div_ceil(threads) * LANES;
+    let x = Left { data: &x.data, row: x.width, step: 1 };
+    team.install(|| {
+        inner.data.par_chunks_mut(share).enumerate().for_each(|(at, out)| {
+            let (first, cols) = (at * share / LANES, out.len());
+            let mut other = vec![0.0; cols];
+            let part = |weight, out| Linear { weight, x, rows: 1, first, cols, out, stride: cols };
+            dispatch(part(gate, out));
+            dispatch(part(up, &mut other));
+            dispatch(SiluMul { gate: out, up: &other });
+        });
+    });
+    inner
 }
 
 /// `gate = silu(gate) * up`.

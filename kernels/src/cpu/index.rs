@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 
 use super::cache::IndexCache;
-use super::gemm::{Left, PARALLEL_WORK, Product, Right};
-use super::simd::dispatch;
+use super::simd::{Kernel, Lane, dispatch};
+use super::team::Team;
 use super::tensor::{LANES, Tensor};
 use super::topk::top_k;
 use crate::backend::IndexParams;
@@ -77,7 +77,7 @@ impl Selection {
 
 /// Scores and chooses for every row of a step.
 pub(crate) fn select(
-    pool: &rayon::ThreadPool,
+    team: &Team,
     nan: &AtomicU64,
     cache: &IndexCache,
     batch: &Batch,
@@ -92,13 +92,23 @@ pub(crate) fn select(
             work += (position + 1) * params.heads * params.head_dim;
         }
     }
+    let spread = 1.0 / (params.heads as f32).sqrt();
     let choose = |(row, (segment, position)): (usize, &(&Segment, usize))| {
         if *position < params.topk {
             return Chosen::First(position + 1);
         }
         let mut scores = Vec::with_capacity(position + 1);
-        let q = queries.row(row);
-        score(cache, batch, segment, *position, q, weights.row(row), params, &mut scores);
+        let mut factors = vec![0.0; params.heads.next_multiple_of(LANES)];
+        factors.iter_mut().zip(weights.row(row)).for_each(|(f, w)| *f = w * spread);
+        dispatch(Score {
+            cache,
+            segment,
+            block_size: batch.block_size,
+            position: *position,
+            queries: &pack_heads(queries.row(row), params.heads, cache.width, cache.width),
+            factors: &factors,
+            scores: &mut scores,
+        });
         let bad = scores.iter().filter(|s| s.is_nan()).count();
         if bad > 0 {
             nan.fetch_add(bad as u64, Ordering::Relaxed);
@@ -107,60 +117,81 @@ pub(crate) fn select(
         top_k(&scores, params.topk, &mut Vec::new(), &mut list);
         Chosen::These(list)
     };
-    let mut rows: Vec<Chosen> = if real.len() < 2 || work < PARALLEL_WORK {
+    let mut rows: Vec<Chosen> = if real.len() < 2 || team.parts(work) == 1 {
         real.iter().enumerate().map(choose).collect()
     } else {
-        pool.install(|| real.par_iter().enumerate().map(choose).collect())
+        team.install(|| real.par_iter().enumerate().map(choose).collect())
     };
     rows.resize(batch.rows(), Chosen::Nothing);
     Selection { topk: params.topk, rows }
 }
 
-#[allow(clippy::too_many_arguments)]
-fn score(
-    cache: &IndexCache,
-    batch: &Batch,
-    segment: &Segment,
+/// Positions scored side by side: enough chains to hide the latency of one.
+const TOGETHER: usize = 8;
+
+/// One row's scores of positions `0 ..= position`.
+struct Score<'a> {
+    cache: &'a IndexCache,
+    segment: &'a Segment,
+    block_size: usize,
     position: usize,
-    query: &[f32],
-    weights: &[f32],
-    params: &IndexParams,
-    scores: &mut Vec<f32>,
-) {
-    let (dim, panels) = (params.head_dim, params.heads.div_ceil(LANES));
-    let scale = 1.0 / (dim as f32).sqrt();
-    let spread = 1.0 / (params.heads as f32).sqrt();
-    let packed = pack_heads(query, params.heads, dim, dim);
-    let mut factors = vec![0.0; panels * LANES];
-    factors.iter_mut().zip(weights).for_each(|(f, w)| *f = w * spread);
-    let mut dots = vec![0.0; batch.block_size * panels * LANES];
-    let mut first = 0;
-    while first <= position {
-        let count = batch.block_size.min(position + 1 - first);
-        let slot = segment.slot(first, batch.block_size);
-        dispatch(Product {
-            left: Left { data: &cache.data[slot * dim..], row: dim, step: 1 },
-            right: Right { data: &packed, panel: dim * LANES, step: LANES },
-            rows: count,
-            inner: dim,
-            cols: panels * LANES,
-            out: &mut dots,
-            stride: panels * LANES,
-            resume: false,
-        });
-        for dots in dots.chunks_exact(panels * LANES).take(count) {
-            let mut lanes = [0.0_f32; LANES];
-            for (dots, factors) in dots.chunks_exact(LANES).zip(factors.chunks_exact(LANES)) {
-                for ((lane, dot), factor) in lanes.iter_mut().zip(dots).zip(factors) {
-                    let dot = dot * scale;
-                    // Not `max`, which would hide a NaN.
-                    *lane += factor * if dot < 0.0 { 0.0 } else { dot };
-                }
+    /// Panels `[ceil(heads / 16)][dim][16]`.
+    queries: &'a [f32],
+    /// Head weights over the square root of the heads, zero past the last.
+    factors: &'a [f32],
+    scores: &'a mut Vec<f32>,
+}
+
+impl Kernel for Score<'_> {
+    #[inline(always)]
+    fn run<L: Lane>(self) {
+        let dim = self.cache.width;
+        let mut first = 0;
+        while first <= self.position {
+            let count = self.block_size.min(self.position + 1 - first);
+            let slot = self.segment.slot(first, self.block_size);
+            let keys = &self.cache.data[slot * dim..][..count * dim];
+            let mut groups = keys.chunks_exact(TOGETHER * dim);
+            for keys in &mut groups {
+                self.scores.extend(score::<L, TOGETHER>(keys, dim, self.queries, self.factors));
             }
-            scores.push(lanes.iter().sum());
+            for key in groups.remainder().chunks_exact(dim) {
+                self.scores.extend(score::<L, 1>(key, dim, self.queries, self.factors));
+            }
+            first += count;
         }
-        first += count;
     }
+}
+
+/// Scores of `N` keys `[N, dim]`.
+#[inline(always)]
+fn score<L: Lane, const N: usize>(
+    keys: &[f32],
+    dim: usize,
+    queries: &[f32],
+    factors: &[f32],
+) -> [f32; N] {
+    let scale = L::splat(1.0 / (dim as f32).sqrt());
+    let mut sums = [L::splat(0.0); N];
+    let panels = queries.chunks_exact(dim * LANES).zip(factors.as_chunks::<LANES>().0);
+    for (queries, factors) in panels {
+        let mut dots = [L::splat(0.0); N];
+        for (k, query) in queries.as_chunks::<LANES>().0.iter().enumerate() {
+            let query = L::load(query);
+            for (n, dot) in dots.iter_mut().enumerate() {
+                *dot = dot.fma(L::splat(keys[n * dim + k]), query);
+            }
+        }
+        let factors = L::load(factors);
+        for (sum, dot) in sums.iter_mut().zip(dots) {
+            *sum = sum.fma(factors, dot.mul(scale).relu());
+        }
+    }
+    let mut scores = [0.0; N];
+    for (score, sum) in scores.iter_mut().zip(sums) {
+        *score = sum.sum();
+    }
+    scores
 }
 
 /// Heads of one row as panels `[ceil(heads / 16)][take][16]`, from the first `take` of every `width` values.

@@ -18,6 +18,25 @@ pub(crate) trait Lane: Copy {
     fn store(self, to: &mut [f32; LANES]);
     /// `self + a * b`, rounded once.
     fn fma(self, a: Self, b: Self) -> Self;
+    /// `self * other`.
+    fn mul(self, other: Self) -> Self;
+    /// Zero where negative; a NaN stays.
+    fn relu(self) -> Self;
+
+    /// The sum of the lanes, halves added to halves.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                lanes[i] += lanes[i + half];
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
 }
 
 /// Portable lanes.
@@ -43,6 +62,16 @@ impl Lane for Portable {
             *s = a.mul_add(b, *s);
         }
         self
+    }
+    #[inline(always)]
+    fn mul(mut self, other: Self) -> Self {
+        self.0.iter_mut().zip(other.0).for_each(|(s, o)| *s *= o);
+        self
+    }
+    #[inline(always)]
+    fn relu(self) -> Self {
+        // Not `max`, which would hide a NaN.
+        Self(self.0.map(|v| if v < 0.0 { 0.0 } else { v }))
     }
 }
 
@@ -74,6 +103,16 @@ impl Lane for Avx512 {
     fn fma(self, a: Self, b: Self) -> Self {
         // SAFETY: see the block.
         Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        // SAFETY: see the block.
+        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn relu(self) -> Self {
+        // SAFETY: see the block. The instruction returns its second operand when either is a NaN.
+        Self(unsafe { _mm512_max_ps(_mm512_setzero_ps(), self.0) })
     }
 }
 
@@ -109,6 +148,19 @@ impl Lane for Avx2 {
         // SAFETY: see the block.
         unsafe { Self(_mm256_fmadd_ps(a.0, b.0, self.0), _mm256_fmadd_ps(a.1, b.1, self.1)) }
     }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        // SAFETY: see the block.
+        unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
+    }
+    #[inline(always)]
+    fn relu(self) -> Self {
+        // SAFETY: see the block. The instruction returns its second operand when either is a NaN.
+        unsafe {
+            let zero = _mm256_setzero_ps();
+            Self(_mm256_max_ps(zero, self.0), _mm256_max_ps(zero, self.1))
+        }
+    }
 }
 
 /// Work that is written once over [`Lane`]; `run` must be `#[inline(always)]`, so that it is compiled for the lanes'
@@ -129,27 +181,59 @@ fn on_avx2<K: Kernel>(kernel: K) {
     kernel.run::<Avx2>();
 }
 
+/// Lanes that this processor has: values come from [`Width::available`] alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Width(Instructions);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Instructions {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Width {
+    /// Widest first.
+    #[inline]
+    pub(crate) fn available() -> impl Iterator<Item = Self> {
+        #[cfg(target_arch = "x86_64")]
+        let vectors = {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            [avx512.then_some(Instructions::Avx512), avx2.then_some(Instructions::Avx2)]
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let vectors = [];
+        vectors.into_iter().flatten().chain([Instructions::Portable]).map(Self)
+    }
+
+    /// Runs a kernel on these lanes.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            // SAFETY: a `Width` exists only when the processor has reported every feature the function enables.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => unsafe { on_avx512(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe { on_avx2(kernel) },
+            Instructions::Portable => kernel.run::<Portable>(),
+        }
+    }
+}
+
 /// Runs a kernel on the widest lanes the processor has.
 #[inline]
 pub(crate) fn dispatch<K: Kernel>(kernel: K) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-        {
-            // SAFETY: the processor has just reported every feature the function enables.
-            return unsafe { on_avx512(kernel) };
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: the processor has just reported every feature the function enables.
-            return unsafe { on_avx2(kernel) };
-        }
+    if let Some(widest) = Width::available().next() {
+        widest.run(kernel);
     }
-    kernel.run::<Portable>();
 }
 
 /// `e^x` within two units in the last place, in operations that vectorise; saturates outside `[-87, 88]`.

@@ -1,5 +1,7 @@
 //! The consecutive layers of one stage.
 
+use std::sync::Arc;
+
 use baton_kernels::sampling::Scored;
 use baton_kernels::{
     Backend, Dtype, IndexParams, KernelError, RopeLayout, RopeTable, RouterParams,
@@ -79,7 +81,7 @@ pub enum SliceError {
 
 /// Layers `contract.layers` on a backend, with their KV pages.
 pub struct Slice<B: Backend> {
-    backend: B,
+    backend: Arc<B>,
     contract: StageContract,
     shape: Shape,
     vocab_size: usize,
@@ -148,7 +150,7 @@ impl<B: Backend> Slice<B> {
         };
         Ok(Self {
             shape: shape(config, contract.hidden_dtype),
-            backend,
+            backend: Arc::new(backend),
             contract,
             vocab_size: config.vocab_size,
             max_positions: config.max_positions,
@@ -184,6 +186,15 @@ impl<B: Backend> Slice<B> {
         input: StepInput<'_>,
     ) -> Result<StepOutput, SliceError> {
         self.check(request)?;
+        let backend = Arc::clone(&self.backend);
+        backend.within(|| self.step(request, input))
+    }
+
+    fn step(
+        &mut self,
+        request: &StepRequest,
+        input: StepInput<'_>,
+    ) -> Result<StepOutput, SliceError> {
         let batch = &request.batch;
         // Index rows live in this call alone: those of a received hand-off first, then each full layer's.
         let (mut hidden, mut selection, carry) = match (input, &self.embedding) {

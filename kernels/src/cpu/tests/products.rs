@@ -1,4 +1,7 @@
 use super::*;
+use crate::cpu::gemm::{Left, Product, Right};
+use crate::cpu::simd::{Kernel, Lane, Width};
+use crate::cpu::tensor::LANES;
 
 /// A matrix in every stored type, each with the values it stands for.
 fn stored(rows: usize, cols: usize, seed: u64) -> Vec<(Weight, Vec<f32>)> {
@@ -86,7 +89,7 @@ fn a_row_has_the_same_bits_alone_among_others_and_on_any_number_of_threads() {
 }
 
 #[test]
-fn lanes_of_every_width_agree_with_fused_scalars() {
+fn a_product_is_one_chain_of_fused_scalars() {
     let (rows, out, cols) = (11, 40, 77);
     let x = Values::new(5).tensor(rows, cols);
     for (weight, values) in stored(out, cols, 6) {
@@ -98,6 +101,68 @@ fn lanes_of_every_width_agree_with_fused_scalars() {
                 assert_eq!(y.row(r)[o].to_bits(), expected.to_bits());
             }
         }
+    }
+}
+
+/// Every operation of a lane, once.
+struct Operations<'a> {
+    inputs: [&'a [f32; LANES]; 3],
+    out: &'a mut Vec<u32>,
+}
+
+impl Kernel for Operations<'_> {
+    #[inline(always)]
+    fn run<L: Lane>(self) {
+        let [a, b, c] = self.inputs.map(L::load);
+        for value in [a.fma(b, c), a.mul(b), a.relu(), L::splat(self.inputs[0][3])] {
+            let mut lanes = [0.0; LANES];
+            value.store(&mut lanes);
+            // Which NaN it is may differ.
+            self.out.extend(lanes.map(|v| if v.is_nan() { f32::NAN } else { v }.to_bits()));
+        }
+        self.out.push(b.sum().to_bits());
+    }
+}
+
+#[test]
+fn lanes_of_every_width_agree_to_the_bit() {
+    let mut values = Values::new(9);
+    let inputs = [0; 3].map(|_| {
+        let mut lanes: [f32; LANES] = values.tensor(1, LANES).data.try_into().unwrap();
+        // What the comparison in `relu` could get wrong.
+        lanes[1] = -0.0;
+        lanes
+    });
+    let mut with_nan = inputs[0];
+    with_nan[5] = f32::NAN;
+    let (rows, inner, cols) = (23, 37, 5 * LANES - 3);
+    let left = values.tensor(rows, inner);
+    let right = values.tensor(cols.div_ceil(LANES), inner * LANES);
+    let results: Vec<_> = Width::available()
+        .map(|width| {
+            let mut out = Vec::new();
+            width.run(Operations { inputs: [&with_nan, &inputs[1], &inputs[2]], out: &mut out });
+            assert!(f32::from_bits(out[2 * LANES + 5]).is_nan(), "a NaN stays");
+            let mut product = vec![0.0; rows * cols];
+            for resume in [false, true] {
+                width.run(Product {
+                    left: Left { data: &left.data, row: inner, step: 1 },
+                    right: Right { data: &right.data, panel: inner * LANES, step: LANES },
+                    rows,
+                    inner,
+                    cols,
+                    out: &mut product,
+                    stride: cols,
+                    resume,
+                });
+            }
+            out.extend(product.iter().map(|v| v.to_bits()));
+            (width, out)
+        })
+        .collect();
+    // On a processor without vectors there is one width, and nothing to compare it with.
+    for (width, result) in &results {
+        assert_eq!(result, &results[0].1, "{width:?} and {:?}", results[0].0);
     }
 }
 
