@@ -2,7 +2,8 @@
 
     pip install -r tests/oracle/requirements.txt
     python benches/peer_transformers.py DIR            prints JSON: every setting, and the best of each measure
-    python benches/peer_transformers.py --make DIR     writes the benchmark's checkpoint first, with random weights
+
+`cargo bench -p baton-benches --bench cpu -- --peer PYTHON` writes the checkpoint and runs this beside baton.
 
 Prefill is one pass over `--context` tokens into an empty cache. Decode starts `--steps` tokens earlier and ends at `--context`: greedy,
 one token per sequence and pass, batch of 1 and of 8. Every figure is the median of `--repeat` runs after one that is not counted.
@@ -19,64 +20,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/oracle"))
-import checkpoint  # noqa: E402
+from transformers import AutoModelForCausalLM, DynamicCache
 
 ATTENTION = ("eager", "sdpa")
 # A third one, batched_mm, was the slowest in every measure.
 EXPERTS = ("eager", "grouped_mm")
 BATCHES = (1, 8)
-
-CONFIG = {
-    "architectures": ["GlmMoeDsaForCausalLM"],
-    "model_type": "glm_moe_dsa",
-    "vocab_size": 1024,
-    "hidden_size": 256,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 96,
-    "kv_lora_rank": 64,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-    "intermediate_size": 512,
-    "moe_intermediate_size": 64,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 3,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "index_n_heads": 16,
-    "index_head_dim": 32,
-    "index_topk": 32,
-    "index_topk_freq": 4,
-    "index_skip_topk_offset": 3,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "eos_token_id": [0],
-    "dtype": "float32",
-}
-
-
-def make(directory):
-    """Writes a checkpoint of the benchmark's dimensions."""
-    config = AutoConfig.for_model(**CONFIG)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = checkpoint.random_weights(checkpoint.shapes(model), seed=0)
-    checkpoint.save(weights, directory, shards=1)
-    (directory / "config.json").write_text(json.dumps(CONFIG, indent=1) + "\n")
-
 
 @torch.inference_mode()
 def prefill(model, tokens):
@@ -123,7 +72,6 @@ def best(settings, name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="a checkpoint")
-    parser.add_argument("--make", action="store_true", help="write the checkpoint before measuring it")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--steps", type=int, default=64, help="decode steps per run")
     parser.add_argument("--repeat", type=int, default=3, help="runs that count")
@@ -132,8 +80,6 @@ def main():
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if arguments.make:
-        make(arguments.directory)
     settings = []
     for attention, experts in itertools.product(ATTENTION, EXPERTS):
         model = AutoModelForCausalLM.from_pretrained(

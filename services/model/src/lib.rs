@@ -7,6 +7,7 @@ pub mod checkpoint;
 mod layer;
 pub mod slice;
 pub mod step;
+pub mod synthetic;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use slice::{LoadProgress, Slice, SliceError};
