@@ -278,3 +278,6 @@ fn answer(
         })
         .collect();
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,7 @@
+//! Stages in this process, driven over gRPC as a coordinator drives them, with hand-offs over real links.
+
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
+
+mod harness;
+mod links;
+mod steps;
