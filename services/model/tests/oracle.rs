@@ -248,6 +248,25 @@ fn every_cut_of_ten_layers_gives_the_same_bits() {
 }
 
 #[test]
+fn case_24_all_512_ways_to_cut_ten_layers_give_the_same_bits() {
+    let mut mid = prompts("share-4-3").into_iter().find(|p| p.name == "mid").unwrap();
+    mid.greedy.truncate(6);
+    let whole = Pipeline::new("share-4-3", &[10]).generate(&mid, 512);
+    assert_eq!(whole.1, mid.greedy);
+    for cuts in 0..512_u32 {
+        let mut counts = vec![1];
+        for layer in 1..10 {
+            // Bit `layer - 1` cuts before that layer.
+            match cuts >> (layer - 1) & 1 {
+                1 => counts.push(1),
+                _ => *counts.last_mut().unwrap() += 1,
+            }
+        }
+        assert_eq!(Pipeline::new("share-4-3", &counts).generate(&mid, 512), whole, "{counts:?}");
+    }
+}
+
+#[test]
 fn chunks_do_not_change_a_bit() {
     let all = prompts("share-4-3");
     let long = all.iter().find(|p| p.name == "long").unwrap();

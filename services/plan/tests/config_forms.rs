@@ -83,6 +83,10 @@ fn schedule_forms() {
 fn schedules_that_cannot_be() {
     let shared_first: Vec<&str> = std::iter::repeat_n("shared", 10).collect();
     refused(json!({"indexer_types": shared_first}), &["layer 0", "indexer_types"]);
+    refused(json!({"indexer_types": ["full", "shared"]}), &["indexer_types", "2", "10"]);
+    let mut unknown = vec!["full"; 10];
+    unknown[7] = "sliding";
+    refused(json!({"indexer_types": unknown}), &["layer 7", "indexer_types", "sliding"]);
     refused(json!({"index_topk_pattern": "FFX"}), &["index_topk_pattern", "3", "10"]);
     refused(json!({"index_topk_pattern": "FFSSSXSFSS"}), &["layer 5", "\"X\""]);
     refused(

@@ -4,7 +4,10 @@
 
 use std::path::Path;
 
-use baton_plan::{BalanceOptions, HiddenDtype, ModelConfig, Partition, PlanReport};
+use baton_plan::{
+    BalanceOptions, Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig, Partition,
+    PlanReport,
+};
 
 fn config() -> ModelConfig {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/glm-5.3.json");
@@ -65,4 +68,23 @@ fn the_json_has_the_documented_shape() {
     assert_eq!(json["index_schedule"]["full"].as_array().unwrap().len(), 21);
     let table = report.to_table();
     assert!(table.contains("39-41") && table.contains("from 38"), "{table}");
+}
+
+#[test]
+fn case_17_index_rows_of_a_long_context_do_not_go_as_u16() {
+    let config = config();
+    let partition = Partition::parse("39,39", 78).unwrap();
+    let with = |index_dtype| {
+        let options = ContractOptions {
+            hidden_dtype: HiddenDtype::Bf16,
+            index_dtype,
+            row_capacity: 512,
+            block_size: 64,
+        };
+        Contract::new(&config, &partition, &options)
+    };
+    assert!(with(IndexDtype::I32).is_ok());
+    let refusal = with(IndexDtype::U16).unwrap_err().to_string();
+    let context = config.max_positions.to_string();
+    assert!(refusal.contains("65535") && refusal.contains(&context), "{refusal}");
 }

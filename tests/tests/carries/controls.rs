@@ -68,6 +68,36 @@ async fn untouched_carries_answer_as_without_a_proxy() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+async fn case_01_the_carry_is_the_rows_that_the_source_layer_chose() -> anyhow::Result<()> {
+    // The first stage ends on the source layer itself, after it, before a full layer, and after the next source layer.
+    for split in ["3,7", "4,6", "6,4", "8,2"] {
+        let proxy = Proxy::untouched(MODEL)?;
+        let pipeline = Pipeline::start(MODEL, split, &[], &[Some(&proxy)]).await?;
+        let oracle = Oracle::load(MODEL)?;
+        // Twice: rows of the request before must not be in the way.
+        for name in ["long", "mid"] {
+            let prompt = &oracle.prompt(name)?.tokens;
+            pipeline.server.client.complete(prompt, &json!({"max_tokens": 1})).await?;
+            let hand_offs = proxy.hand_offs()?;
+            let sent = hand_offs.iter().find(|h| h.rows == prompt.len()).context("its step")?;
+            let source = match split {
+                "6,4" => None,
+                "8,2" => Some(6),
+                _ => Some(2),
+            };
+            let carry = sent.carry.as_ref().map(|c| (c.source_layer, c.indices.clone()));
+            let expected = source.map(|layer| {
+                let rows = Oracle::index_rows(MODEL, name, layer).unwrap();
+                assert_eq!(rows.len(), prompt.len());
+                (layer, rows[TOPK..].concat())
+            });
+            ensure!(carry == expected, "{split}, {name}: {carry:?}, expected {expected:?}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_split_without_carries_has_nothing_to_strip() -> anyhow::Result<()> {
     // Handoff case 4: the next stage starts on a full layer.
     let strip = |mut hand_off: HandOff, limits: &FrameLimits| {

@@ -1,9 +1,10 @@
 //! A proxy between two stages strips, delays and swaps carries: every such step fails with an error that names stage,
 //! layer, source layer and step, and no token of it is answered. Untouched frames change nothing.
 //!
-//! What no receiver can tell is not tested: index rows of another step or sequence that are relabelled as this step's, have
-//! its row count and lie within its rows' contexts are a well-formed carry. A stage labels rows where it computes them and
-//! never again, so a fault cannot make such a frame, only a forger can; links are for trusted networks.
+//! `docs/handoff-cases.md` lists the cases. What no receiver can tell is not tested: index rows of another step or
+//! sequence that are relabelled as this step's, have its row count and lie within its rows' contexts are a well-formed
+//! carry. A stage labels rows where it computes them and never again, so a fault cannot make such a frame, only a forger
+//! can; links are for trusted networks.
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 

@@ -34,6 +34,20 @@ proptest! {
     }
 }
 
+#[test]
+fn case_08_equal_scores_go_to_the_lowest_positions() {
+    let chosen = |scores: &[f32], k| {
+        let mut chosen = Vec::new();
+        top_k(scores, k, &mut Vec::new(), &mut chosen);
+        chosen
+    };
+    assert_eq!(chosen(&[0.0; 50], 6), [0, 1, 2, 3, 4, 5]);
+    // Negative zero is no lower than zero.
+    assert_eq!(chosen(&[-0.0, 0.0, -0.0, 0.0], 2), [0, 1]);
+    assert_eq!(chosen(&[1.0, 2.0, 1.0, 2.0, 1.0], 3), [0, 1, 3]);
+    assert_eq!(chosen(&[0.0; 3], 6), [0, 1, 2]);
+}
+
 const HEADS: usize = 18;
 const DIM: usize = 10;
 const PARAMS: IndexParams = IndexParams { heads: HEADS, head_dim: DIM, topk: 6 };

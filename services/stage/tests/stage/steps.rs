@@ -103,6 +103,17 @@ async fn case_06_warm_up_batches_take_the_way_of_real_steps() {
     assert_eq!(cut.generate(4, 0).await, whole);
 }
 
+#[tokio::test]
+async fn case_11_a_step_without_rows_passes_every_stage() {
+    let whole = Pipeline::start(&[10]).await.generate(1, 0).await;
+    // The second stage holds shared layers only: it relays a carry of no rows.
+    let mut cut = Pipeline::start(&[4, 1, 5]).await;
+    for result in cut.step(&padding_only(1, 0)).await {
+        assert_eq!((result.handoff_bytes, result.carry_rows, result.sampled.len()), (0, 0, 0));
+    }
+    assert_eq!(cut.generate(2, 0).await, whole);
+}
+
 /// Runs one step on the second of two stages with this hand-off from the test.
 async fn second_stage_refuses(step: &v1::Step, hand_off: HandOff) -> (String, String) {
     let stage = Stage::load(&contract(&[4, 6]), 1).await;

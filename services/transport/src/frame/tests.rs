@@ -139,6 +139,27 @@ fn glm_rows_cost_what_the_contract_says() {
 }
 
 #[test]
+fn case_17_positions_of_a_million_survive_and_are_checked() {
+    let last = 1_048_575;
+    let step = ExpectedStep { epoch: 2, step_id: 7, positions: vec![last], padding: 0 };
+    let sent = |newest: i32| HandOff {
+        rows: 1,
+        hidden: vec![0; 16],
+        carry: sample(true)
+            .carry
+            .map(|c| SentCarry { indices: vec![65_536, newest - 1, newest], ..c }),
+        ..sample(true)
+    };
+    let received = |newest| {
+        let bytes = encode(sent(newest), &limits()).to_bytes();
+        decode(&bytes, &limits()).unwrap().accept(&contract(Some(2)), &step)
+    };
+    let accepted = received(1_048_575).unwrap();
+    assert_eq!(accepted.carry().unwrap().indices(), [65_536, 1_048_574, 1_048_575]);
+    assert_eq!(received(1_048_576).unwrap_err().kind(), "carry-entry");
+}
+
+#[test]
 fn u16_indices_take_half_the_bytes() {
     let short = FrameLimits { index_dtype: IndexDtype::U16, ..limits() };
     let frame = encode(sample(true), &short);
