@@ -61,6 +61,7 @@ fn crates_depend_only_on_what_their_promise_allows() {
                 "baton-transport",
             ],
         ),
+        ("baton-benches", &["baton-kernels", "baton-model", "baton-plan"]),
         (
             "baton-tests",
             &["baton-kernels", "baton-model", "baton-plan", "baton-proto", "baton-transport"],
