@@ -63,25 +63,34 @@ async fn stream_until_error(
     client: &Client,
     prompt: &OraclePrompt,
 ) -> anyhow::Result<(Vec<u32>, String)> {
-    let options = json!({"max_tokens": prompt.greedy.len()});
-    let mut stream = match client.try_stream(&prompt.tokens, &options).await? {
+    let ([ids], message) = streams_until_error(client, [prompt]).await?;
+    Ok((ids, message))
+}
+
+/// As [`stream_until_error`], with several prompts in one request.
+async fn streams_until_error<const N: usize>(
+    client: &Client,
+    prompts: [&OraclePrompt; N],
+) -> anyhow::Result<([Vec<u32>; N], String)> {
+    let longest = prompts.iter().map(|p| p.greedy.len()).max();
+    let batch = prompts.map(|p| p.tokens.clone());
+    let mut ids = [const { Vec::new() }; N];
+    let options = json!({"prompt": &batch[..], "max_tokens": longest});
+    let mut stream = match client.try_stream(&[], &options).await? {
         Ok(stream) => stream,
-        Err((status, answer)) => return Ok((Vec::new(), refused(status, &answer)?)),
+        Err((status, answer)) => return Ok((ids, refused(status, &answer)?)),
     };
-    let mut ids: Vec<u32> = Vec::new();
     let mut message = None;
     while let Some(data) = stream.next().await? {
-        ensure!(message.is_none() || data == "[DONE]", "after the error: {data}");
-        if data == "[DONE]" {
-            continue;
-        }
+        ensure!(message.is_none() && data != "[DONE]", "{data} instead of an end after an error");
         let event: Value = serde_json::from_str(&data)?;
         if event["error"].is_object() {
             ensure!(event["error"]["type"] == "server_error", "{event}");
             message = Some(event["error"]["message"].as_str().context(data)?.to_owned());
         } else {
-            let new = event["choices"][0]["token_ids"].clone();
-            ids.extend(serde_json::from_value::<Vec<u32>>(new)?);
+            let choice = &event["choices"][0];
+            let index = choice["index"].as_u64().context("an index")? as usize;
+            ids[index].extend(serde_json::from_value::<Vec<u32>>(choice["token_ids"].clone())?);
         }
     }
     let message = message.with_context(|| format!("no error after {ids:?}"))?;

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{
     LATER, MODEL, NEEDS, Refusal, SOON, TOPK, at_step, carry, refusal, refused, stays_failed,
-    stream_until_error,
+    stream_until_error, streams_until_error,
 };
 
 // Missing.
@@ -164,15 +164,14 @@ async fn swapped_rows_of_two_requests_are_told_by_their_positions() -> anyhow::R
     let options = ["--micro-batches", "1"];
     let pipeline = Pipeline::start(MODEL, "4,6", &options, &[Some(&proxy)]).await?;
     let client = &pipeline.server.client;
-    let (one, other) =
-        tokio::try_join!(stream_until_error(client, long), stream_until_error(client, above))?;
-    ensure!(long.greedy.starts_with(&one.0), "streamed {:?}", one.0);
-    ensure!(above.greedy.starts_with(&other.0), "streamed {:?}", other.0);
-    ensure!(one.1 == other.1, "two reasons: {}, {}", one.1, other.1);
+    let (ids, message) = streams_until_error(client, [long, above]).await?;
+    for (ids, prompt) in ids.iter().zip([long, above]) {
+        ensure!(prompt.greedy.starts_with(ids), "{}: streamed {ids:?}", prompt.name);
+    }
     let step = proxy.hand_offs()?.last().context("hand-offs")?.step_id;
     let step = format!("stage 1, step {step}: layer 4, index row of layer 2 for position");
-    ensure!(one.1.contains("(carry-entry)") && one.1.contains(&step), "{}", one.1);
-    stays_failed(client, above, &one.1).await
+    ensure!(message.contains("(carry-entry)") && message.contains(&step), "{message}");
+    stays_failed(client, above, &message).await
 }
 
 #[tokio::test]
