@@ -1,9 +1,10 @@
 //! A pipeline whose coordinator and stages are started one by one, as they are on several machines.
 
 use std::ffi::OsStr;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::TcpListener;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 
 use crate::models::model_dir;
 use crate::program::Program;
@@ -19,12 +20,23 @@ pub struct Pipeline {
     pub stages: Vec<Program>,
 }
 
+/// Ports below those that systems give to whoever asks for any: nobody else takes one between the look and its use.
+const PORTS: std::ops::Range<u64> = 10_000..32_000;
+
 /// An address that was free a moment ago.
 ///
 /// # Errors
-/// When there is none.
+/// When none is found.
 pub fn free_address() -> anyhow::Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+    for _ in 0..100 {
+        // A new state is random, and another one in every process.
+        let random = RandomState::new().build_hasher().finish();
+        let address = format!("127.0.0.1:{}", PORTS.start + random % (PORTS.end - PORTS.start));
+        if TcpListener::bind(&address).is_ok() {
+            return Ok(address);
+        }
+    }
+    bail!("no free port in {PORTS:?}")
 }
 
 /// The coordinator alone; stages find it at `grpc`.
