@@ -25,6 +25,15 @@ pub(crate) enum Command {
     Stage(StageArgs),
     /// Shows how a model would be cut, and which layers a stock engine would get wrong
     Plan(PlanArgs),
+    /// Measurements
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// What the control plane costs: real stages whose compute is a fixed delay
+    Pipeline(BenchPipelineArgs),
 }
 
 /// How the model is cut.
@@ -186,6 +195,28 @@ pub(crate) struct PlanArgs {
     /// Type of the residual stream [default: the config's]
     #[arg(long, value_enum)]
     pub(crate) activation_dtype: Option<ActivationDtype>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchPipelineArgs {
+    /// Number of stages
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) stages: usize,
+    /// What every stage takes for every step
+    #[arg(long, value_name = "MS", default_value_t = 10.0)]
+    pub(crate) stage_ms: f64,
+    /// Sequences that decode at once
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) sequences: usize,
+    /// Micro-batches in flight [default: the number of stages]
+    #[arg(long, value_name = "N")]
+    pub(crate) micro_batches: Option<usize>,
+    /// How long to measure
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, allow_negative_numbers = true)]
+    pub(crate) seconds: f64,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,6 +1,7 @@
 //! `baton`: the one binary. Each subcommand has a module of its name.
 
 mod args;
+mod bench;
 mod children;
 mod coordinator;
 mod plan;
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::args::{Cli, Command};
+use crate::args::{BenchCommand, Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -35,6 +36,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Up(args) => block_on(up::run(args)),
         Command::Coordinator(args) => block_on(coordinator::run(args)),
         Command::Stage(args) => block_on(stage::run(args)),
+        Command::Bench(BenchCommand::Pipeline(args)) => block_on(bench::pipeline::run(args)),
     }
 }
 

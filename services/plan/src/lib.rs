@@ -7,6 +7,7 @@ pub mod config;
 pub mod contract;
 pub mod kv;
 pub mod partition;
+pub mod published;
 pub mod report;
 pub mod schedule;
 pub mod tensors;

@@ -2,16 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-use std::path::Path;
-
 use baton_plan::{
     BalanceOptions, Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig, Partition,
-    PlanReport,
+    PlanReport, published,
 };
 
 fn config() -> ModelConfig {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/glm-5.3.json");
-    ModelConfig::load(&path).unwrap()
+    ModelConfig::from_json(published::GLM_5_3).unwrap()
 }
 
 #[test]

@@ -1,0 +1,3 @@
+//! `baton bench`: measurements. One module per kind.
+
+pub(crate) mod pipeline;
