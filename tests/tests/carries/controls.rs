@@ -48,13 +48,17 @@ async fn untouched_carries_answer_as_without_a_proxy() -> anyhow::Result<()> {
     let proxies = [Proxy::untouched(MODEL)?, Proxy::untouched(MODEL)?];
     changes_nothing("4,1,5", &proxies).await?;
     let (first, second) = (proxies[0].hand_offs()?, proxies[1].hand_offs()?);
-    ensure!(first.len() >= 3 * 24, "{} hand-offs: the proxy was not in the way", first.len());
-    ensure!(first.len() == second.len(), "{} and {} hand-offs", first.len(), second.len());
+    // A last step that only frees blocks may still be on its way.
+    let both = first.len().min(second.len());
+    ensure!(both >= 3 * 24, "{both} hand-offs: a proxy was not in the way");
     for (sent, relayed) in first.iter().zip(&second) {
         let step = sent.step_id;
         let carry = sent.carry.as_ref().with_context(|| format!("step {step} has no carry"))?;
         ensure!((carry.source_layer, carry.step_id) == (2, step), "step {step}: {carry:?}");
-        ensure!(relayed.carry == sent.carry, "step {step} was relayed otherwise");
+        ensure!(
+            (relayed.step_id, &relayed.carry) == (step, &sent.carry),
+            "step {step}: {relayed:?}"
+        );
     }
     // Handoff case 10: only rows whose context is longer than index_topk carry indices, in mixed steps too.
     let entries = |rows: usize| {
