@@ -1,14 +1,19 @@
 //! The loop around the scheduler: steps to the stages, results back, failures to whoever waits.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_plan::Contract;
 use baton_proto::v1;
+use baton_proto::v1::stage_client::StageClient;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
 
 use crate::registry::Registry;
 use crate::request::{Event, Readiness, Submission};
@@ -28,8 +33,25 @@ pub(crate) struct Settings {
     pub(crate) step_timeout: Duration,
 }
 
+/// How often stages are asked for their state, and how long one may take to answer.
+const POLL: Duration = Duration::from_secs(1);
+
 /// A stage's answer, or why its stream ended.
 type StageResult = (usize, Result<v1::StepResult, String>);
+
+/// What ended a pipeline.
+#[derive(Debug)]
+struct Failure {
+    /// The stage it began with.
+    stage: usize,
+    reason: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stage {} {}", self.stage, self.reason)
+    }
+}
 
 struct Pipeline {
     wired: Wired,
@@ -38,11 +60,20 @@ struct Pipeline {
     /// When each step was sent.
     sent: HashMap<u64, Instant>,
     scheduler: Scheduler,
+    /// The last step that each stage has answered.
+    answered: Vec<u64>,
     compute_micros: Vec<u64>,
-    statuses: Vec<v1::StatusReply>,
+    statuses: Statuses,
 }
 
-/// Runs until the submissions end; a failed pipeline stays up and answers that it is not ready.
+/// What every stage last said of itself, kept up to date by one task per stage.
+struct Statuses {
+    replies: Arc<Mutex<Vec<v1::StatusReply>>>,
+    /// Ends the tasks when dropped.
+    _tasks: JoinSet<()>,
+}
+
+/// Runs until `shutdown`; a failed pipeline stays up and answers that it is not ready.
 pub(crate) async fn drive(
     settings: Settings,
     wired: Wired,
@@ -50,31 +81,12 @@ pub(crate) async fn drive(
     mut submissions: mpsc::Receiver<Submission>,
     ready: &watch::Sender<Readiness>,
     state: &watch::Sender<Arc<Value>>,
+    shutdown: &CancellationToken,
 ) {
-    let stages = settings.contract.stages.len();
-    let block_size = settings.contract.stages.first().map_or(1, |s| s.block_size);
-    let limits = Limits {
-        step_rows: settings.step_rows,
-        prefill_chunk: settings.prefill_chunk,
-        micro_batches: settings.micro_batches,
-        max_sequences: settings.max_sequences,
-        max_positions: settings.max_positions,
-        eos_token_ids: settings.eos_token_ids.clone(),
-    };
-    let scheduler = Scheduler::new(limits, wired.kv_blocks, block_size, wired.epoch);
     let (results, mut answers) = mpsc::channel::<StageResult>(256);
-    let steps = (0..stages).map(|stage| open(stage, &wired, results.clone())).collect();
-    let mut pipeline = Pipeline {
-        compute_micros: vec![0; stages],
-        statuses: vec![v1::StatusReply::default(); stages],
-        wired,
-        settings,
-        steps,
-        sent: HashMap::new(),
-        scheduler,
-    };
+    let mut pipeline = Pipeline::new(settings, wired, results);
     let mut lost = registry.lost();
-    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    let mut tick = tokio::time::interval(POLL);
     let failure = loop {
         while let Some(step) = pipeline.scheduler.next_step() {
             pipeline.send(&step).await;
@@ -85,35 +97,60 @@ pub(crate) async fn drive(
                 None => return,
             },
             Some((stage, result)) = answers.recv() => {
-                if let Err(reason) = pipeline.take(stage, result) {
-                    break reason;
+                if let Err(failure) = pipeline.take(stage, result) {
+                    break failure;
                 }
             }
             gone = gone(&mut lost) => break gone,
             _ = tick.tick() => {
-                if let Some(reason) = pipeline.overdue() {
-                    break reason;
+                if let Some(failure) = pipeline.overdue() {
+                    break failure;
                 }
-                pipeline.poll().await;
                 state.send_replace(Arc::new(pipeline.state(None)));
+            }
+            () = shutdown.cancelled() => {
+                let reason = "the server is shutting down";
+                ready.send_replace(Readiness::NotReady(reason.to_owned()));
+                pipeline.scheduler.fail_all(reason);
+                refuse(&mut submissions, reason);
+                return;
             }
         }
     };
-    tracing::error!("the pipeline failed: {failure}");
-    ready.send_replace(Readiness::NotReady(failure.clone()));
-    pipeline.scheduler.fail_all(&failure);
+    let reason = failure.to_string();
+    tracing::error!("the pipeline failed: {reason}");
+    ready.send_replace(Readiness::NotReady(reason.clone()));
+    pipeline.scheduler.fail_all(&reason);
     state.send_replace(Arc::new(pipeline.state(Some(&failure))));
     // What was submitted before the readiness dropped is told, not forgotten.
-    while let Some(submission) = submissions.recv().await {
-        let event = Event::Failed { message: failure.clone(), retryable: true };
-        let _ = submission.events.send(event);
+    loop {
+        tokio::select! {
+            submission = submissions.recv() => match submission {
+                Some(submission) => fail(&submission, &reason),
+                None => return,
+            },
+            () = shutdown.cancelled() => return refuse(&mut submissions, &reason),
+        }
     }
 }
 
+/// Takes no more submissions, and tells those that came already.
+fn refuse(submissions: &mut mpsc::Receiver<Submission>, reason: &str) {
+    submissions.close();
+    while let Ok(submission) = submissions.try_recv() {
+        fail(&submission, reason);
+    }
+}
+
+fn fail(submission: &Submission, reason: &str) {
+    // One whose client has gone needs no answer.
+    let _ = submission.events.send(Event::Failed { message: reason.to_owned(), retryable: true });
+}
+
 /// Pends until a stage is lost, and says which.
-async fn gone(lost: &mut watch::Receiver<Option<(usize, String)>>) -> String {
+async fn gone(lost: &mut watch::Receiver<Option<(usize, String)>>) -> Failure {
     match lost.wait_for(Option::is_some).await.map(|gone| gone.clone()) {
-        Ok(Some((stage, reason))) => format!("stage {stage} was lost: {reason}"),
+        Ok(Some((stage, reason))) => Failure { stage, reason: format!("was lost: {reason}") },
         _ => std::future::pending().await,
     }
 }
@@ -145,7 +182,56 @@ fn open(stage: usize, wired: &Wired, results: mpsc::Sender<StageResult>) -> mpsc
     steps
 }
 
+impl Statuses {
+    fn follow(clients: &[StageClient<Channel>]) -> Self {
+        let replies = Arc::new(Mutex::new(vec![v1::StatusReply::default(); clients.len()]));
+        let mut tasks = JoinSet::new();
+        for (stage, client) in clients.iter().enumerate() {
+            let (mut client, replies) = (client.clone(), Arc::clone(&replies));
+            tasks.spawn(async move {
+                loop {
+                    // A stage that does not answer is noticed by its heartbeat.
+                    let poll = tokio::time::timeout(POLL, client.status(v1::StatusRequest {}));
+                    if let Ok(Ok(reply)) = poll.await {
+                        let mut replies = replies.lock().unwrap_or_else(PoisonError::into_inner);
+                        replies[stage] = reply.into_inner();
+                    }
+                    tokio::time::sleep(POLL).await;
+                }
+            });
+        }
+        Self { replies, _tasks: tasks }
+    }
+
+    fn now(&self) -> Vec<v1::StatusReply> {
+        self.replies.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 impl Pipeline {
+    fn new(settings: Settings, wired: Wired, results: mpsc::Sender<StageResult>) -> Self {
+        let stages = settings.contract.stages.len();
+        let block_size = settings.contract.stages.first().map_or(1, |s| s.block_size);
+        let limits = Limits {
+            step_rows: settings.step_rows,
+            prefill_chunk: settings.prefill_chunk,
+            micro_batches: settings.micro_batches,
+            max_sequences: settings.max_sequences,
+            max_positions: settings.max_positions,
+            eos_token_ids: settings.eos_token_ids.clone(),
+        };
+        Self {
+            scheduler: Scheduler::new(limits, wired.kv_blocks, block_size, wired.epoch),
+            steps: (0..stages).map(|stage| open(stage, &wired, results.clone())).collect(),
+            sent: HashMap::new(),
+            answered: vec![0; stages],
+            compute_micros: vec![0; stages],
+            statuses: Statuses::follow(&wired.clients),
+            wired,
+            settings,
+        }
+    }
+
     async fn send(&mut self, step: &v1::Step) {
         self.sent.insert(step.step_id, Instant::now());
         for stage in &self.steps {
@@ -154,11 +240,17 @@ impl Pipeline {
         }
     }
 
-    fn take(&mut self, stage: usize, result: Result<v1::StepResult, String>) -> Result<(), String> {
-        let result = result.map_err(|reason| format!("stage {stage} was lost: {reason}"))?;
+    fn take(
+        &mut self,
+        stage: usize,
+        result: Result<v1::StepResult, String>,
+    ) -> Result<(), Failure> {
+        let failed = |reason| Failure { stage, reason };
+        let result = result.map_err(|reason| failed(format!("was lost: {reason}")))?;
         if let Some(failure) = &result.failure {
-            return Err(format!("stage {stage} failed ({}): {}", failure.kind, failure.message));
+            return Err(failed(format!("failed ({}): {}", failure.kind, failure.message)));
         }
+        self.answered[stage] = result.step_id;
         self.compute_micros[stage] += result.times.map_or(0, |t| u64::from(t.compute));
         if stage + 1 == self.steps.len() {
             self.sent.remove(&result.step_id);
@@ -167,26 +259,28 @@ impl Pipeline {
         Ok(())
     }
 
-    /// A step that takes longer than a step may, with slack for the stage's own deadline to speak first.
-    fn overdue(&self) -> Option<String> {
+    /// The stage that holds up a step which takes longer than a step may, with slack for the stages' own deadlines to
+    /// speak first.
+    fn overdue(&self) -> Option<Failure> {
         let limit = self.settings.step_timeout + Duration::from_secs(1);
-        let (step, since) = self.sent.iter().find(|(_, since)| since.elapsed() > limit)?;
-        Some(format!("step {step} has taken {:?}, longer than {limit:?}", since.elapsed()))
+        let (&step, since) = self.sent.iter().min_by_key(|(step, _)| **step)?;
+        let elapsed = since.elapsed();
+        // Stages answer in order: the first that lags is the one the others wait for.
+        let stage = self.answered.iter().position(|answered| *answered < step)?;
+        (elapsed > limit).then(|| Failure {
+            stage,
+            reason: format!(
+                "has not answered step {step} for {:.1} s, longer than {:.1} s; the last step it answered is {}",
+                elapsed.as_secs_f64(),
+                limit.as_secs_f64(),
+                self.answered[stage]
+            ),
+        })
     }
 
-    async fn poll(&mut self) {
-        for (client, status) in self.wired.clients.iter().zip(&mut self.statuses) {
-            let mut client = client.clone();
-            let poll = client.status(v1::StatusRequest {});
-            // A stage that does not answer is noticed by its heartbeat.
-            if let Ok(Ok(reply)) = tokio::time::timeout(Duration::from_millis(500), poll).await {
-                *status = reply.into_inner();
-            }
-        }
-    }
-
-    fn state(&self, failure: Option<&str>) -> Value {
+    fn state(&self, failure: Option<&Failure>) -> Value {
         let (running, waiting) = self.scheduler.live();
+        let statuses = self.statuses.now();
         let stages: Vec<Value> = self
             .settings
             .contract
@@ -194,11 +288,13 @@ impl Pipeline {
             .iter()
             .map(|contract| {
                 let at = contract.stage;
-                let status = &self.statuses[at];
+                let status = &statuses[at];
+                let failed = failure.filter(|failure| failure.stage == at);
                 json!({
                     "index": at,
                     "layers": [contract.layers.start, contract.layers.end],
-                    "state": if failure.is_some() { "failed" } else { "wired" },
+                    "state": if failed.is_some() { "failed" } else { "wired" },
+                    "failure": failed.map(|failure| failure.reason.as_str()),
                     "backend": self.wired.backends[at],
                     "link": self.wired.links[at],
                     "receives_from_layer": contract.receives_from_layer,
@@ -217,7 +313,7 @@ impl Pipeline {
             .collect();
         json!({
             "epoch": self.wired.epoch,
-            "failure": failure,
+            "failure": failure.map(Failure::to_string),
             "kv_blocks": {"total": self.wired.kv_blocks, "free": self.scheduler.free_blocks()},
             "running": running,
             "waiting": waiting,

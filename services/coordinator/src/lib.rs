@@ -181,7 +181,7 @@ async fn run(
         startup.clone(),
     ));
     let CoordinatorConfig { listener, .. } = config;
-    let server = {
+    let mut server = {
         let service = CoordinatorServer::new(registry::JoinService::new(Arc::clone(&registry)));
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let (health, health_service) = tonic_health::server::health_reporter();
@@ -219,17 +219,31 @@ async fn run(
         link: config.link,
         max_kv_blocks: config.max_kv_blocks,
     };
+    let stop = shutdown.child_token();
+    let serve = async {
+        let wired = tokio::select! {
+            wired = wiring::wire(&registry, &settings.contract, &model, &times, &startup) => wired?,
+            () = stop.cancelled() => return Ok(()),
+        };
+        // The listener of start-up events may have gone; nothing depends on it.
+        let _ = startup.send(StartupEvent::Ready { kv_blocks: wired.kv_blocks });
+        ready.send_replace(Readiness::Ready);
+        driver::drive(settings, wired, &registry, submissions, &ready, &state, &stop).await;
+        Ok(())
+    };
+    tokio::pin!(serve);
     let outcome = tokio::select! {
-        () = shutdown.cancelled() => Ok(()),
-        outcome = async {
-            let wired =
-                wiring::wire(&registry, &settings.contract, &model, &times, &startup).await?;
-            // The listener of start-up events may have gone; nothing depends on it.
-            let _ = startup.send(StartupEvent::Ready { kv_blocks: wired.kv_blocks });
-            ready.send_replace(Readiness::Ready);
-            driver::drive(settings, wired, &registry, submissions, &ready, &state).await;
-            Ok(())
-        } => outcome,
+        outcome = &mut serve => outcome,
+        ended = &mut server => {
+            // Requests under way are told before the coordinator ends.
+            stop.cancel();
+            serve.await?;
+            Err(CoordinatorError::Server(match ended {
+                Ok(Ok(())) => "it ended by itself".to_owned(),
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+            }))
+        }
     };
     registry.dismiss().await;
     server.abort();

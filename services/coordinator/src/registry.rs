@@ -23,12 +23,20 @@ type Orders = mpsc::Sender<Result<v1::StageOrder, Status>>;
 pub(crate) struct Registry {
     config_digest: String,
     checkpoint_digest: String,
-    slots: Mutex<Vec<Option<Joined>>>,
+    slots: Mutex<Slots>,
     /// Number of joined stages, to wait on.
     joined: watch::Sender<usize>,
-    /// The first stage that was lost, and why.
+    /// The first stage of the taken pipeline that was lost, and why.
     lost: watch::Sender<Option<(usize, String)>>,
     startup: mpsc::UnboundedSender<StartupEvent>,
+}
+
+/// Stages by index.
+#[derive(Debug)]
+struct Slots {
+    stages: Vec<Option<Joined>>,
+    /// Whether a pipeline was made of them: from then on a stage that leaves is lost, until then it only makes room.
+    taken: bool,
 }
 
 /// One joined stage.
@@ -48,14 +56,14 @@ impl Registry {
         Self {
             config_digest,
             checkpoint_digest,
-            slots: Mutex::new(vec![None; stages]),
+            slots: Mutex::new(Slots { stages: vec![None; stages], taken: false }),
             joined: watch::Sender::new(0),
             lost: watch::Sender::new(None),
             startup,
         }
     }
 
-    fn slots(&self) -> MutexGuard<'_, Vec<Option<Joined>>> {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
         // Every change under the lock is one assignment.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,16 +79,21 @@ impl Registry {
     /// Indices that nobody has taken.
     pub(crate) fn missing(&self) -> Vec<usize> {
         let slots = self.slots();
-        (0..slots.len()).filter(|&i| slots[i].is_none()).collect()
+        (0..slots.stages.len()).filter(|&i| slots.stages[i].is_none()).collect()
     }
 
-    pub(crate) fn stages(&self) -> Vec<Joined> {
-        self.slots().iter().flatten().cloned().collect()
+    /// All stages in order, when none is missing. From then on a stage that leaves is lost.
+    pub(crate) fn take(&self) -> Option<Vec<Joined>> {
+        let mut slots = self.slots();
+        let all: Option<Vec<Joined>> = slots.stages.iter().cloned().collect();
+        slots.taken |= all.is_some();
+        all
     }
 
     /// Tells every stage that the coordinator goes away.
     pub(crate) async fn dismiss(&self) {
-        for stage in self.stages() {
+        let stages: Vec<Joined> = self.slots().stages.iter().flatten().cloned().collect();
+        for stage in stages {
             let order = v1::StageOrder { order: Some(Order::Dismissed(v1::Dismissed {})) };
             // A stage that has gone needs no order.
             let _ = stage.orders.send(Ok(order)).await;
@@ -95,6 +108,12 @@ impl Registry {
             ("config", &hello.config_digest, &self.config_digest),
             ("checkpoint", &hello.checkpoint_digest, &self.checkpoint_digest),
         ] {
+            if theirs.is_empty() && !ours.is_empty() {
+                return Err(format!(
+                    "the stage has no model (backend {:?}), the coordinator serves one",
+                    hello.backend
+                ));
+            }
             if theirs != ours {
                 return Err(format!(
                     "{what} digests differ: the stage has {theirs:?}, the coordinator {ours:?}"
@@ -103,13 +122,14 @@ impl Registry {
         }
         let mut slots = self.slots();
         let preferred = hello.preferred_index.map(|i| i as usize);
-        let free = |i: &usize| slots.get(*i).is_some_and(Option::is_none);
+        let stages = &mut slots.stages;
+        let free = |i: &usize| stages.get(*i).is_some_and(Option::is_none);
         let index = preferred
             .filter(free)
-            .or_else(|| (0..slots.len()).find(free))
-            .ok_or_else(|| format!("all {} stages have joined already", slots.len()))?;
-        slots[index] = Some(Joined { hello: hello.clone(), orders: orders.clone() });
-        let count = slots.iter().flatten().count();
+            .or_else(|| (0..stages.len()).find(free))
+            .ok_or_else(|| format!("all {} stages have joined already", stages.len()))?;
+        stages[index] = Some(Joined { hello: hello.clone(), orders: orders.clone() });
+        let count = stages.iter().flatten().count();
         drop(slots);
         self.joined.send_replace(count);
         let _ = self.startup.send(StartupEvent::Joined {
@@ -121,9 +141,16 @@ impl Registry {
     }
 
     fn lose(&self, index: usize, reason: String) {
-        self.slots()[index] = None;
-        let count = self.stages().len();
+        let (taken, count) = {
+            let mut slots = self.slots();
+            slots.stages[index] = None;
+            (slots.taken, slots.stages.iter().flatten().count())
+        };
         self.joined.send_replace(count);
+        if !taken {
+            tracing::warn!("stage {index} left before all had joined: {reason}");
+            return;
+        }
         self.lost.send_if_modified(|lost| {
             let first = lost.is_none();
             if first {
@@ -176,7 +203,7 @@ impl v1::coordinator_server::Coordinator for JoinService {
             };
             let welcome = v1::Welcome {
                 stage_index: index as u32,
-                stages: registry.slots().len() as u32,
+                stages: registry.slots().stages.len() as u32,
                 heartbeat_millis: 500,
             };
             let _ = orders.send(order(Order::Welcome(welcome))).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thiserror::Error;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 /// One sequence to generate.
 #[derive(Clone, Debug)]
@@ -118,25 +118,37 @@ pub struct Submission {
     pub request: GenerateRequest,
     /// Where its events go.
     pub events: mpsc::UnboundedSender<Event>,
+    /// Its place in the queue.
+    pub place: Place,
+}
+
+/// A place in the queue of waiting requests, free again when dropped: when the request runs for the first time, or ends.
+#[derive(Debug, Default)]
+pub struct Place {
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// The gateway's way in. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct CoordinatorHandle {
     submissions: mpsc::Sender<Submission>,
+    /// Places that are free, of as many as the channel holds.
+    places: Arc<Semaphore>,
     readiness: watch::Receiver<Readiness>,
     pipeline: watch::Receiver<Arc<serde_json::Value>>,
 }
 
 impl CoordinatorHandle {
-    /// A handle and its other ends. The coordinator makes one; tests of the gateway drive one themselves.
+    /// A handle and its other ends. The coordinator makes one; tests of the gateway drive one themselves. As many requests may
+    /// wait as the channel holds.
     #[must_use]
     pub fn new(
         submissions: mpsc::Sender<Submission>,
         readiness: watch::Receiver<Readiness>,
         pipeline: watch::Receiver<Arc<serde_json::Value>>,
     ) -> Self {
-        Self { submissions, readiness, pipeline }
+        let places = Arc::new(Semaphore::new(submissions.max_capacity()));
+        Self { submissions, places, readiness, pipeline }
     }
 
     /// Whether the pipeline makes progress.
@@ -162,12 +174,14 @@ impl CoordinatorHandle {
         if let Readiness::NotReady(reason) = self.readiness() {
             return Err(SubmitError::NotReady(reason));
         }
+        let limit = self.submissions.max_capacity();
+        let busy = || SubmitError::Busy { waiting: limit, limit };
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| busy())?;
+        let place = Place { _permit: Some(place) };
         let (events, receiver) = mpsc::unbounded_channel();
-        self.submissions.try_send(Submission { request, events }).map_err(|e| match e {
-            mpsc::error::TrySendError::Full(_) => SubmitError::Busy {
-                waiting: self.submissions.max_capacity(),
-                limit: self.submissions.max_capacity(),
-            },
+        let submission = Submission { request, events, place };
+        self.submissions.try_send(submission).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(_) => busy(),
             mpsc::error::TrySendError::Closed(_) => {
                 SubmitError::NotReady("the coordinator has stopped".into())
             }

@@ -19,6 +19,16 @@ pub(crate) struct Limits {
     pub(crate) eos_token_ids: Vec<u32>,
 }
 
+/// A segment of a step under way.
+#[derive(Clone, Copy, Debug)]
+struct Expected {
+    sequence: u64,
+    /// Whether it yields a token.
+    samples: bool,
+    /// Prompt tokens it scores.
+    scores: usize,
+}
+
 /// Continuous batching with chunked prefill, first come first served.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
@@ -27,8 +37,8 @@ pub(crate) struct Scheduler {
     waiting: VecDeque<Sequence>,
     /// In order of admission: the last one is the youngest.
     running: Vec<Sequence>,
-    /// Step -> sequences with rows in it.
-    in_flight: HashMap<u64, Vec<u64>>,
+    /// Step -> what its result must bring.
+    in_flight: HashMap<u64, Vec<Expected>>,
     released: Vec<u64>,
     next_sequence: u64,
     next_step: u64,
@@ -64,7 +74,7 @@ impl Scheduler {
 
     /// Takes a request in, or tells it why it can never run.
     pub(crate) fn submit(&mut self, submission: Submission) {
-        let Submission { request, events } = submission;
+        let request = &submission.request;
         let prompt = request.prompt.len();
         let longest = prompt.saturating_add(request.max_tokens).min(self.limits.max_positions);
         let refusal = if prompt == 0 {
@@ -80,7 +90,7 @@ impl Scheduler {
         } else {
             None
         };
-        let sequence = Sequence::new(self.next_sequence, request, events);
+        let sequence = Sequence::new(self.next_sequence, submission);
         self.next_sequence += 1;
         if let Some(message) = refusal {
             sequence.tell(Event::Failed { message, retryable: false });
@@ -127,7 +137,8 @@ impl Scheduler {
             if self.blocks.needed(chunk) > self.blocks.free() {
                 break;
             }
-            let Some(next) = self.waiting.pop_front() else { break };
+            let Some(mut next) = self.waiting.pop_front() else { break };
+            next.place = None;
             let id = next.id;
             self.running.push(next);
             if let Some(segment) = self.segment(id, chunk) {
@@ -142,14 +153,18 @@ impl Scheduler {
         segments.retain(|s| self.running.iter().any(|r| r.id == s.sequence_id));
         let step_id = self.next_step;
         self.next_step += 1;
-        self.in_flight.insert(step_id, segments.iter().map(|s| s.sequence_id).collect());
+        let expected = segments.iter().map(|segment| Expected {
+            sequence: segment.sequence_id,
+            samples: segment.sampling.is_some(),
+            scores: segment.prompt_scoring.as_ref().map_or(0, |scoring| scoring.targets.len()),
+        });
+        self.in_flight.insert(step_id, expected.collect());
         Some(v1::Step {
             epoch: self.epoch,
             step_id,
             segments,
             padding_rows: 0,
             released_sequences: std::mem::take(&mut self.released),
-            traceparent: String::new(),
         })
     }
 
@@ -214,6 +229,7 @@ impl Scheduler {
             new_blocks: sequence.kv.blocks[known..].to_vec(),
             sampling,
             prompt_scoring,
+            traceparent: sequence.request.traceparent.clone(),
         })
     }
 
@@ -244,34 +260,38 @@ impl Scheduler {
 
     /// Takes the last stage's answer to a step.
     pub(crate) fn commit(&mut self, result: v1::StepResult) {
-        let Some(ids) = self.in_flight.remove(&result.step_id) else { return };
-        for id in &ids {
-            if let Some(sequence) = self.running.iter_mut().find(|s| s.id == *id) {
-                sequence.in_flight -= 1;
-            }
-        }
-        for scores in result.prompt_scores {
-            if let Some(sequence) = self.running.iter().find(|s| s.id == scores.sequence_id) {
-                let scored = scores
-                    .tokens
-                    .into_iter()
-                    .map(|s| (TokenLogprob { token: s.token_id, logprob: s.logprob }, tops(s.top)));
-                sequence.tell(Event::Prompt(scored.collect()));
-            }
-        }
-        for sampled in result.sampled {
-            let Some(at) = self.running.iter().position(|s| s.id == sampled.sequence_id) else {
+        let step = result.step_id;
+        let Some(expected) = self.in_flight.remove(&step) else { return };
+        let (mut sampled, mut scores) = (HashMap::new(), HashMap::new());
+        sampled.extend(result.sampled.into_iter().map(|s| (s.sequence_id, s)));
+        scores.extend(result.prompt_scores.into_iter().map(|s| (s.sequence_id, s.tokens)));
+        for part in expected {
+            // One that was cancelled or preempted meanwhile wants no answer.
+            let Some(at) = self.running.iter().position(|s| s.id == part.sequence) else {
                 continue;
             };
-            let sequence = &mut self.running[at];
-            sequence.awaiting_token = false;
-            sequence.tokens.push(sampled.token_id);
-            sequence.tell(Event::Token {
-                token: TokenLogprob { token: sampled.token_id, logprob: sampled.logprob },
-                top: tops(sampled.top),
-            });
-            if let Some(reason) = self.finish_reason(at) {
-                self.remove(at).tell(Event::Finished(reason));
+            self.running[at].in_flight -= 1;
+            let scored = scores.remove(&part.sequence).unwrap_or_default();
+            let token = sampled.remove(&part.sequence);
+            if scored.len() != part.scores || token.is_some() != part.samples {
+                let message = format!(
+                    "step {step}: the last stage answered with {} tokens and {} scores, expected {} and {}",
+                    usize::from(token.is_some()),
+                    scored.len(),
+                    usize::from(part.samples),
+                    part.scores
+                );
+                self.remove(at).tell(Event::Failed { message, retryable: true });
+                continue;
+            }
+            if !scored.is_empty() {
+                let scored = scored
+                    .into_iter()
+                    .map(|s| (TokenLogprob { token: s.token_id, logprob: s.logprob }, tops(s.top)));
+                self.running[at].tell(Event::Prompt(scored.collect()));
+            }
+            if let Some(token) = token {
+                self.extend(at, token);
             }
         }
         // Requests that only wanted their prompt scored end with its last row.
@@ -279,6 +299,20 @@ impl Scheduler {
             s.request.max_tokens == 0 && s.kv.computed == s.tokens.len() && s.in_flight == 0
         }) {
             self.remove(at).tell(Event::Finished(FinishReason::Length));
+        }
+    }
+
+    /// Appends a drawn token to its sequence, which may end with it.
+    fn extend(&mut self, at: usize, sampled: v1::Sampled) {
+        let sequence = &mut self.running[at];
+        sequence.awaiting_token = false;
+        sequence.tokens.push(sampled.token_id);
+        sequence.tell(Event::Token {
+            token: TokenLogprob { token: sampled.token_id, logprob: sampled.logprob },
+            top: tops(sampled.top),
+        });
+        if let Some(reason) = self.finish_reason(at) {
+            self.remove(at).tell(Event::Finished(reason));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use tokio::sync::mpsc;
 
-use crate::request::{Event, GenerateRequest};
+use crate::request::{Event, GenerateRequest, Place, Submission};
 
 /// One sequence. The token log is all that is needed to compute it anew.
 #[derive(Debug)]
@@ -11,6 +11,8 @@ pub(crate) struct Sequence {
     pub(crate) id: u64,
     pub(crate) request: GenerateRequest,
     pub(crate) events: mpsc::UnboundedSender<Event>,
+    /// Its place in the queue until it runs.
+    pub(crate) place: Option<Place>,
     /// Prompt, then generated tokens.
     pub(crate) tokens: Vec<u32>,
     pub(crate) kv: KvState,
@@ -33,16 +35,14 @@ pub(crate) struct KvState {
 }
 
 impl Sequence {
-    pub(crate) fn new(
-        id: u64,
-        request: GenerateRequest,
-        events: mpsc::UnboundedSender<Event>,
-    ) -> Self {
+    pub(crate) fn new(id: u64, submission: Submission) -> Self {
+        let Submission { request, events, place } = submission;
         let tokens = request.prompt.clone();
         Self {
             id,
             request,
             events,
+            place: Some(place),
             tokens,
             kv: KvState::default(),
             scored: 0,

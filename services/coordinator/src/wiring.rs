@@ -92,18 +92,30 @@ async fn join(
     timeout: Duration,
 ) -> Result<Vec<Joined>, CoordinatorError> {
     let mut joined = registry.joined();
-    let all = joined.wait_for(|&count| count == stages);
-    if tokio::time::timeout(timeout, all).await.is_err() {
-        let missing = registry.missing();
-        let names: Vec<String> = missing.iter().map(|i| format!("stage {i}")).collect();
-        return Err(CoordinatorError::Missing {
-            joined: stages - missing.len(),
-            stages,
-            timeout,
-            missing: names.join(", "),
-        });
+    let all = async {
+        loop {
+            // One may leave between the count and the taking; then there is another count to wait for.
+            let full = joined.wait_for(|&count| count == stages).await.is_ok();
+            match registry.take() {
+                Some(all) => return all,
+                None if full => tokio::task::yield_now().await,
+                None => std::future::pending().await,
+            }
+        }
+    };
+    match tokio::time::timeout(timeout, all).await {
+        Ok(all) => Ok(all),
+        Err(_) => {
+            let missing = registry.missing();
+            let names: Vec<String> = missing.iter().map(|i| format!("stage {i}")).collect();
+            Err(CoordinatorError::Missing {
+                joined: stages - missing.len(),
+                stages,
+                timeout,
+                missing: names.join(", "),
+            })
+        }
     }
-    Ok(registry.stages())
 }
 
 async fn connect(
@@ -134,12 +146,16 @@ async fn load(
         checkpoint_digest: model.checkpoint_digest.clone(),
         max_kv_blocks: model.max_kv_blocks,
     };
-    let mut events =
-        client.load(request).await.map_err(|e| failed(e.message().to_owned()))?.into_inner();
+    let stuck = |_| failed(format!("no progress in loading for {:?}", times.load));
+    let mut events = tokio::time::timeout(times.load, client.load(request))
+        .await
+        .map_err(stuck)?
+        .map_err(|e| failed(e.message().to_owned()))?
+        .into_inner();
     loop {
         let event = tokio::time::timeout(times.load, events.message())
             .await
-            .map_err(|_| failed(format!("no progress in loading for {:?}", times.load)))?
+            .map_err(stuck)?
             .map_err(|e| failed(format!("loading: {}", e.message())))?
             .ok_or_else(|| failed("its loading ended without a result".into()))?;
         match event.event {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::request::{GenerateRequest, SamplingParams};
+use crate::request::{GenerateRequest, Place, SamplingParams};
 
 fn request(prompt: usize, max_tokens: usize, scored: bool) -> GenerateRequest {
     GenerateRequest {
@@ -90,7 +90,11 @@ proptest! {
         let mut clients = Vec::new();
         for (prompt, max_tokens, scored, cancel_after) in arrivals {
             let (events, receiver) = mpsc::unbounded_channel();
-            scheduler.submit(Submission { request: request(prompt, max_tokens, scored), events });
+            scheduler.submit(Submission {
+                request: request(prompt, max_tokens, scored),
+                events,
+                place: Place::default(),
+            });
             // Some clients go away after a while.
             let patience = (cancel_after < 3).then_some(cancel_after);
             clients.push((prompt, max_tokens, scored, patience, Some(receiver), Vec::new()));
@@ -169,7 +173,11 @@ fn what_can_never_run_is_told_so() {
         (10, 20, "room for 30 tokens, the pipeline has 16"),
     ] {
         let (events, mut receiver) = mpsc::unbounded_channel();
-        scheduler.submit(Submission { request: request(prompt, max_tokens, false), events });
+        scheduler.submit(Submission {
+            request: request(prompt, max_tokens, false),
+            events,
+            place: Place::default(),
+        });
         match receiver.try_recv().unwrap() {
             Event::Failed { message, retryable: false } => {
                 assert!(message.contains(words), "{message}");

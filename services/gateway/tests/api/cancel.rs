@@ -105,7 +105,7 @@ async fn a_batch_larger_than_the_queue_is_served() {
     let asking = server.ok(PATH, json!({"prompt": prompts}));
     let answering = async {
         for _ in 0..9 {
-            let Submission { request, events } = submissions.recv().await.unwrap();
+            let Submission { request, events, .. } = submissions.recv().await.unwrap();
             tokio::time::sleep(Duration::from_millis(5)).await;
             for &id in &request.prompt {
                 events.send(token(id)).unwrap();

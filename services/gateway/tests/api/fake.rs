@@ -104,7 +104,7 @@ impl Server {
         let (server, mut submissions) = Self::raw(config, 64).await;
         let requests = server.requests.clone();
         tokio::spawn(async move {
-            while let Some(Submission { request, events }) = submissions.recv().await {
+            while let Some(Submission { request, events, .. }) = submissions.recv().await {
                 for event in script(&request) {
                     // The gateway may have dropped its end at a stop string.
                     let _ = events.send(event);

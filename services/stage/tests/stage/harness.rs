@@ -213,6 +213,7 @@ pub(crate) fn step(step_id: u64, start: usize, tokens: &[u32], padding: u32) -> 
         new_blocks: (blocks(start)..blocks(start + tokens.len())).collect(),
         sampling: Some(v1::Sampling { top_p: 1.0, logprobs: Some(5), ..Default::default() }),
         prompt_scoring: None,
+        traceparent: String::new(),
     };
     v1::Step { segments: vec![segment], ..padding_only(step_id, padding) }
 }

@@ -1,0 +1,116 @@
+//! Once the pipeline is wired.
+
+use std::time::{Duration, Instant};
+
+use baton_coordinator::{Event, FinishReason, GenerateRequest, SubmitError};
+use tokio::sync::mpsc;
+
+use crate::fake_stage::{Behaviour, Fixture, failure, last, request};
+
+const SOON: Duration = Duration::from_secs(8);
+
+#[tokio::test]
+async fn a_request_ends_with_its_last_token_and_its_trace_reaches_every_stage() {
+    let fixture = Fixture::start(2).await;
+    let (traces, mut found) = mpsc::unbounded_channel();
+    let _a = fixture.join_as(0, Behaviour::Sound, "digest", "cpu", Some(traces.clone())).await;
+    let _b = fixture.join_as(1, Behaviour::Sound, "digest", "cpu", Some(traces)).await;
+    fixture.ready().await;
+    let traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned();
+    let traced = GenerateRequest { traceparent: traceparent.clone(), ..request(5) };
+    let events = fixture.handle.submit(traced).unwrap();
+    assert_eq!(last(events, SOON).await, Some(Event::Finished(FinishReason::Length)));
+    // Five tokens: one step with the prompt and four of one row, on both stages.
+    for _ in 0..10 {
+        assert_eq!(found.recv().await.as_ref(), Some(&traceparent));
+    }
+}
+
+#[tokio::test]
+async fn more_than_may_wait_are_refused_and_places_come_free() {
+    let (fixture, _members) = Fixture::wired(1, 0, Behaviour::Sound).await;
+    let running = fixture.submit(190);
+    // It takes a moment until it runs and its place in the queue is free.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let waiting = [fixture.submit(3), fixture.submit(3)];
+    let refused = fixture.handle.submit(request(3)).unwrap_err();
+    assert_eq!(refused, SubmitError::Busy { waiting: 2, limit: 2 });
+    drop(running);
+    for events in waiting {
+        assert_eq!(last(events, SOON).await, Some(Event::Finished(FinishReason::Length)));
+    }
+    assert_eq!(last(fixture.submit(3), SOON).await, Some(Event::Finished(FinishReason::Length)));
+}
+
+#[tokio::test]
+async fn a_stage_that_stops_answering_is_named_with_the_step() {
+    let (fixture, _members) = Fixture::wired(3, 1, Behaviour::HangsInSteps).await;
+    let message = failure(fixture.submit(5), SOON).await;
+    assert!(message.starts_with("stage 1 has not answered step 1 for "), "{message}");
+    assert!(message.ends_with("the last step it answered is 0"), "{message}");
+    assert_eq!(fixture.unready().await, message);
+}
+
+#[tokio::test]
+async fn a_failed_step_names_its_stage_and_only_that_stage_is_shown_as_failed() {
+    let (fixture, _members) = Fixture::wired(2, 0, Behaviour::FailsSteps).await;
+    let message = failure(fixture.submit(5), SOON).await;
+    assert_eq!(message, "stage 0 failed (stale-carry): rows of step 3");
+    assert_eq!(fixture.unready().await, message);
+    let state = fixture.handle.pipeline();
+    assert_eq!(state["failure"], message.as_str());
+    assert_eq!(state["stages"][0]["state"], "failed");
+    assert_eq!(state["stages"][0]["failure"], "failed (stale-carry): rows of step 3");
+    assert_eq!(state["stages"][1]["state"], "wired");
+    let late = fixture.handle.submit(request(1)).unwrap_err();
+    assert_eq!(late, SubmitError::NotReady(message));
+}
+
+#[tokio::test]
+async fn a_stage_that_vanishes_ends_requests_in_flight() {
+    let (fixture, members) = Fixture::wired(2, 0, Behaviour::Sound).await;
+    let events = fixture.submit(190);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    members[1].vanish();
+    let message = failure(events, SOON).await;
+    assert!(message.starts_with("stage 1 was lost: "), "{message}");
+}
+
+#[tokio::test]
+async fn a_status_that_is_not_answered_delays_no_step() {
+    let (fixture, _members) = Fixture::wired(1, 0, Behaviour::HangsInStatus).await;
+    let begun = Instant::now();
+    // 150 steps of 5 ms with a status request due every second.
+    assert_eq!(last(fixture.submit(150), SOON).await, Some(Event::Finished(FinishReason::Length)));
+    let sound = {
+        let (fixture, _members) = Fixture::wired(1, 0, Behaviour::Sound).await;
+        let begun = Instant::now();
+        last(fixture.submit(150), SOON).await;
+        begun.elapsed()
+    };
+    let took = begun.elapsed() - sound;
+    assert!(took < sound + Duration::from_millis(400), "{took:?} against {sound:?}");
+}
+
+#[tokio::test]
+async fn a_token_that_does_not_come_ends_its_request_and_no_other() {
+    let (fixture, _members) = Fixture::wired(2, 1, Behaviour::ForgetsTokenAfter(5)).await;
+    let message = failure(fixture.submit(9), SOON).await;
+    assert_eq!(
+        message,
+        "step 3: the last stage answered with 0 tokens and 0 scores, expected 1 and 0"
+    );
+    assert_eq!(last(fixture.submit(2), SOON).await, Some(Event::Finished(FinishReason::Length)));
+}
+
+#[tokio::test]
+async fn a_shutdown_tells_running_and_waiting_requests() {
+    let (fixture, _members) = Fixture::wired(1, 0, Behaviour::Sound).await;
+    let requests = [fixture.submit(190), fixture.submit(190)];
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    fixture.shutdown.cancel();
+    for events in requests {
+        assert_eq!(failure(events, SOON).await, "the server is shutting down");
+    }
+    fixture.task.await.unwrap().unwrap();
+}
