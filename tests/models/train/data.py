@@ -1,4 +1,4 @@
-"""Batches: half text, half copy tasks. What a batch holds follows from the seed and the step alone."""
+"""Batches: text and copy tasks. What a batch holds follows from the seed and the step alone."""
 
 import numpy as np
 import torch
@@ -7,6 +7,8 @@ import vocabulary
 
 SHORTEST, LONGEST = 3, 50
 IGNORED = -100
+# Share of the rows that are text: more would be learned by heart before the copies are exact.
+TEXT = 1 / 8
 # Share of the copy tasks that are put as a chat, and of the text rows.
 CHAT = 0.2
 CHAT_TEXT = 0.1
@@ -17,6 +19,7 @@ class Data(torch.utils.data.Dataset):
 
     def __init__(self, tokenizer, words, paragraphs, rows, length, seed):
         self.rows, self.length, self.seed = rows, length, seed
+        self.text_rows = max(1, int(rows * TEXT))
         token = tokenizer.token_to_id
         self.end = token("<|endoftext|>")
         encode = lambda text: np.array(tokenizer.encode(text).ids, dtype=np.int64)  # noqa: E731
@@ -39,7 +42,7 @@ class Data(torch.utils.data.Dataset):
         ids = np.empty((self.rows, self.length + 1), dtype=np.int64)
         targets = np.full((self.rows, self.length + 1), IGNORED, dtype=np.int64)
         for row in range(self.rows):
-            if row < self.rows // 2:
+            if row < self.text_rows:
                 self.text_row(random, ids[row], targets[row])
             else:
                 self.copy_row(random, ids[row], targets[row])

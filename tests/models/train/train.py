@@ -85,8 +85,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the state, the log and the checkpoint")
     parser.add_argument("--resume", type=Path, help="folder of the piece before")
-    parser.add_argument("--minutes", type=float, default=8, help="length of this piece")
-    parser.add_argument("--total-minutes", type=float, default=16, help="length of the whole training")
+    parser.add_argument("--minutes", type=float, default=8.4, help="length of this piece")
+    parser.add_argument("--total-minutes", type=float, default=8.4, help="length of the whole training")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--device", default="cuda")
@@ -119,7 +119,7 @@ def main():
         state = load_state(net, optimiser, arguments.resume)
     say(f"{sum(w.numel() for w in net.parameters()):,} parameters, {len(data.text):,} tokens of text, {state}")
 
-    half = arguments.rows // 2
+    split = data.text_rows
     cast = torch.autocast(device.type, dtype=torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
 
     def losses(ids, targets, sparse):
@@ -129,8 +129,8 @@ def main():
         each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
         each = each.view(targets.shape)
         counted = targets != IGNORED
-        text = each[:half].sum() / counted[:half].sum()
-        copy = each[half:].sum() / counted[half:].sum().clamp(min=1)
+        text = each[:split].sum() / counted[:split].sum()
+        copy = each[split:].sum() / counted[split:].sum().clamp(min=1)
         return text, copy, kl
 
     run = losses if arguments.no_compile or device.type != "cuda" else torch.compile(losses)
