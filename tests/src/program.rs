@@ -71,8 +71,20 @@ impl Program {
     /// # Errors
     /// When it has not been built or does not start.
     pub fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> anyhow::Result<Self> {
+        Self::start_with([], arguments)
+    }
+
+    /// As [`Program::start`], with further environment variables, each `NAME=VALUE`.
+    ///
+    /// # Errors
+    /// As [`Program::start`].
+    pub fn start_with<'a, A: AsRef<OsStr>>(
+        environment: impl IntoIterator<Item = &'a str>,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> anyhow::Result<Self> {
         let binary = binary()?;
         let mut child = Command::new(&binary)
+            .envs(environment.into_iter().filter_map(|variable| variable.split_once('=')))
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -98,7 +98,7 @@ pub(crate) struct PipelineArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct UpArgs {
-    /// Checkpoint directory
+    /// Checkpoint directory [default: the built-in demo model]
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// Address of the HTTP API

@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod children;
 mod coordinator;
+mod demo;
 mod plan;
 mod progress;
 mod serve;

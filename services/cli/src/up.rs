@@ -4,28 +4,29 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
 use crate::args::UpArgs;
 use crate::children::Children;
-use crate::{serve, shutdown};
+use crate::{demo, serve, shutdown};
 
 pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
-    let Some(model) = &args.model else {
-        bail!("--model DIR is needed: a checkpoint directory, for example tests/models/share-4-3");
+    let model = match &args.model {
+        Some(model) => model.clone(),
+        None => demo::directory()?,
     };
-    let plan = serve::Plan::new(model, &args.pipeline, args.latent_norm_eps)?;
+    let plan = serve::Plan::new(&model, &args.pipeline, args.latent_norm_eps)?;
     let http = serve::bind(SocketAddr::new(args.host, args.port), "the HTTP API").await?;
     let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let grpc = serve::bind(local, "the stages").await?;
     let coordinator = format!("http://{}", grpc.local_addr().context("the gRPC address")?);
     let stages = plan.stages();
-    let mut serving = serve::start(model, plan, &args.pipeline, http, grpc, &shutdown).await?;
+    let mut serving = serve::start(&model, plan, &args.pipeline, http, grpc, &shutdown).await?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or_else(|| (cores / stages).max(1));
     let mut children = Children::spawn(
-        (0..stages).map(|index| arguments(&coordinator, model, index, threads, &args)).collect(),
+        (0..stages).map(|index| arguments(&coordinator, &model, index, threads, &args)).collect(),
     )?;
     let outcome = loop {
         tokio::select! {
