@@ -11,7 +11,7 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let path = args.config.as_ref().or(args.model.as_ref()).context("--model or --config")?;
     let config = ModelConfig::load(path)?;
     let partition = partition(&config, &args.split)?;
-    let hidden = args.activation_dtype.map_or(config.dtype, HiddenDtype::from);
+    let hidden = args.activation_dtype.map_or(config.dtype.activations(), HiddenDtype::from);
     let report = PlanReport::new(&config, &partition, hidden)?;
     let mut out = std::io::stdout().lock();
     if args.json {

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use baton_kernels::{MatrixData, MatrixView};
+use baton_plan::Fp8Block;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
@@ -150,6 +151,7 @@ impl Checkpoint {
         name: &str,
         rows: usize,
         cols: usize,
+        fp8: Option<Fp8Block>,
     ) -> Result<MatrixView<'_>, CheckpointError> {
         let stored = self.tensor(name)?;
         expect_shape(name, &stored.shape, &[rows, cols])?;
@@ -157,7 +159,7 @@ impl Checkpoint {
             Dtype::F32 => MatrixData::F32(stored.bytes),
             Dtype::BF16 => MatrixData::Bf16(stored.bytes),
             Dtype::F16 => MatrixData::F16(stored.bytes),
-            Dtype::F8_E4M3 => self.fp8(name, rows, cols, stored.bytes)?,
+            Dtype::F8_E4M3 => self.fp8(name, rows, cols, fp8, stored.bytes)?,
             other => return Err(CheckpointError::unserved(name, other)),
         };
         Ok(MatrixView { rows, cols, data })
@@ -168,20 +170,22 @@ impl Checkpoint {
         name: &str,
         rows: usize,
         cols: usize,
+        block: Option<Fp8Block>,
         codes: &'a [u8],
     ) -> Result<MatrixData<'a>, CheckpointError> {
-        const BLOCK: usize = 128;
+        let block = block.ok_or_else(|| CheckpointError::NoBlocks { name: name.to_owned() })?;
         let scale_name = format!("{name}{SCALE_SUFFIX}");
         let scales = self.tensor(&scale_name)?;
-        expect_shape(&scale_name, &scales.shape, &[rows.div_ceil(BLOCK), cols.div_ceil(BLOCK)])?;
+        let grid = [rows.div_ceil(block.rows), cols.div_ceil(block.cols)];
+        expect_shape(&scale_name, &scales.shape, &grid)?;
         if scales.dtype != Dtype::F32 {
             return Err(CheckpointError::unserved(&scale_name, scales.dtype));
         }
         Ok(MatrixData::Fp8Block {
             codes,
             scales: scales.bytes,
-            block_rows: BLOCK,
-            block_cols: BLOCK,
+            block_rows: block.rows,
+            block_cols: block.cols,
         })
     }
 

@@ -77,7 +77,7 @@ impl<B: Backend> Layer<B> {
     ) -> Result<Self, SliceError> {
         let name = |tensor: &str| format!("model.layers.{number}.{tensor}.weight");
         let matrix = |tensor: &str, rows, cols| -> Result<B::Weight, SliceError> {
-            Ok(backend.weight(checkpoint.matrix(&name(tensor), rows, cols)?)?)
+            Ok(backend.weight(checkpoint.matrix(&name(tensor), rows, cols, config.fp8)?)?)
         };
         let vector = |tensor: &str, len| -> Result<B::Vector, SliceError> {
             Ok(backend.vector(&checkpoint.vector(&name(tensor), len)?)?)
@@ -123,7 +123,12 @@ impl<B: Backend> Layer<B> {
         } else {
             Ffn::Dense(mlp("mlp", config.intermediate_size)?)
         };
-        let kv_b = checkpoint.matrix(&name("self_attn.kv_b_proj"), heads * (nope + value), rkv)?;
+        let kv_b = checkpoint.matrix(
+            &name("self_attn.kv_b_proj"),
+            heads * (nope + value),
+            rkv,
+            config.fp8,
+        )?;
         Ok(Self {
             number,
             input_norm: vector("input_layernorm", hidden)?,
@@ -291,7 +296,8 @@ fn experts<B: Backend>(
                 });
             }
             let matrix = |name: &str, rows, cols| {
-                checkpoint.matrix(&format!("{prefix}.{expert}.{name}_proj.weight"), rows, cols)
+                let name = format!("{prefix}.{expert}.{name}_proj.weight");
+                checkpoint.matrix(&name, rows, cols, config.fp8)
             };
             Ok(ExpertMatrices {
                 gate: matrix("gate", width, hidden)?,

@@ -120,7 +120,8 @@ impl<B: Backend> Slice<B> {
             done += 1;
             progress(LoadProgress { done, total, bytes_read: checkpoint.bytes_read() });
         };
-        let table = |name| checkpoint.matrix(name, config.vocab_size, config.hidden_size);
+        let table =
+            |name| checkpoint.matrix(name, config.vocab_size, config.hidden_size, config.fp8);
         let embedding = if contract.is_first() {
             let embedding = backend.weight(table("model.embed_tokens.weight")?)?;
             advance();

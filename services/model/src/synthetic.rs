@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use baton_plan::config::ConfigError;
 use baton_plan::tensors::{Precision, TensorSpec, slice_tensors};
-use baton_plan::{HiddenDtype, ModelConfig};
-use half::bf16;
+use baton_plan::{ModelConfig, WeightDtype};
+use half::{bf16, f16};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use safetensors::tensor::TensorView;
@@ -24,7 +24,7 @@ pub enum SyntheticError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Random FP8 codes would need scales of their own.
-    #[error("random weights: expected a float32 or bfloat16 config, found one with FP8 blocks")]
+    #[error("random weights: expected a config without quantisation, found FP8 blocks")]
     Quantised,
     /// A file cannot be written.
     #[error("{path}: {source}")]
@@ -64,12 +64,16 @@ pub fn write_checkpoint(config: &str, seed: u64, dir: &Path) -> Result<(), Synth
         slice_tensors(&parsed, 0..parsed.num_layers)
             .iter()
             .map(|spec| {
-                let single =
-                    spec.precision == Precision::Single || parsed.dtype == HiddenDtype::F32;
-                let dtype = if single { Dtype::F32 } else { Dtype::BF16 };
+                let dtype = match parsed.dtype {
+                    _ if spec.precision == Precision::Single => Dtype::F32,
+                    WeightDtype::F32 => Dtype::F32,
+                    WeightDtype::Bf16 => Dtype::BF16,
+                    WeightDtype::F16 => Dtype::F16,
+                };
                 let bytes = values(spec, &mut random)
                     .flat_map(|v| match dtype {
                         Dtype::F32 => v.to_le_bytes().to_vec(),
+                        Dtype::F16 => f16::from_f32(v).to_le_bytes().to_vec(),
                         _ => bf16::from_f32(v).to_le_bytes().to_vec(),
                     })
                     .collect();

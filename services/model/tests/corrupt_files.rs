@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use baton_kernels::{CpuBackend, CpuOptions};
 use baton_model::{Checkpoint, CheckpointError, Slice};
+use baton_plan::Fp8Block;
 use baton_plan::{Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig, Partition};
 use proptest::prelude::*;
 use safetensors::Dtype;
@@ -17,6 +18,8 @@ use serde_json::{Value, json};
 const NAMES: [&str; 5] = ["matrix", "vector", "fused", "codes", "codes_scale_inv"];
 
 /// A sound file with one tensor of every form that is read.
+const BLOCKS: Option<Fp8Block> = Some(Fp8Block { rows: 128, cols: 128 });
+
 fn sound() -> Vec<u8> {
     let data = vec![0_u8; 4096];
     let view = |dtype, shape: &[usize], bytes| {
@@ -54,8 +57,8 @@ fn read_all(dir: &Path) -> Result<(), TestCaseError> {
     };
     for name in NAMES {
         let reads = [
-            checkpoint.matrix(name, 3, 5).map(drop),
-            checkpoint.matrix(name, 4, 130).map(drop),
+            checkpoint.matrix(name, 3, 5, BLOCKS).map(drop),
+            checkpoint.matrix(name, 4, 130, BLOCKS).map(drop),
             checkpoint.vector(name, 7).map(drop),
             checkpoint.fused(name, [2, 3, 4], 1, 0..3).map(drop),
             checkpoint.fused(name, [0, 3, 4], 0, 0..0).map(drop),
@@ -129,8 +132,8 @@ fn other_tensors() -> impl Strategy<Value = Vec<u8>> {
 fn a_sound_file_is_read() {
     let dir = single(&sound());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    assert!(checkpoint.matrix("matrix", 3, 5).is_ok());
-    assert!(checkpoint.matrix("codes", 4, 130).is_ok());
+    assert!(checkpoint.matrix("matrix", 3, 5, BLOCKS).is_ok());
+    assert!(checkpoint.matrix("codes", 4, 130, BLOCKS).is_ok());
     assert_eq!(checkpoint.vector("vector", 7).unwrap(), [0.0; 7]);
     assert!(checkpoint.fused("fused", [2, 3, 4], 1, 0..3).is_ok());
     read_all(dir.path()).unwrap();
@@ -219,7 +222,7 @@ proptest! {
         read_all(&dir)?;
         if let Ok(checkpoint) = Checkpoint::open(&dir) {
             let inside = files[0] == "part.safetensors";
-            prop_assert_eq!(checkpoint.matrix("matrix", 3, 5).is_ok(), inside, "{:?}", files);
+            prop_assert_eq!(checkpoint.matrix("matrix", 3, 5, BLOCKS).is_ok(), inside, "{:?}", files);
         }
     }
 }

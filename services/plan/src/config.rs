@@ -10,6 +10,7 @@ use std::path::Path;
 pub use error::ConfigError;
 pub(crate) use fields::Fields;
 
+use crate::contract::HiddenDtype;
 use crate::schedule::IndexSchedule;
 
 /// Model families that baton serves.
@@ -74,6 +75,38 @@ pub struct Fp8Block {
     pub rows: usize,
     /// Columns a scale covers.
     pub cols: usize,
+}
+
+/// Type of a model's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightDtype {
+    /// 4 bytes.
+    F32,
+    /// 2 bytes.
+    Bf16,
+    /// 2 bytes.
+    F16,
+}
+
+impl WeightDtype {
+    /// Bytes per value.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// The residual stream of a model with such weights. Half-precision activations overflow where bf16 ones do not, so
+    /// those of half-precision weights are f32, which holds both.
+    #[must_use]
+    pub fn activations(self) -> HiddenDtype {
+        match self {
+            Self::Bf16 => HiddenDtype::Bf16,
+            Self::F32 | Self::F16 => HiddenDtype::F32,
+        }
+    }
 }
 
 /// A model, as its config describes it.
@@ -141,8 +174,8 @@ pub struct ModelConfig {
     pub latent_norm_eps: f64,
     /// Ids that end a generation.
     pub eos_token_ids: Vec<u32>,
-    /// Type of the residual stream as the model was trained, from `dtype` / `torch_dtype`.
-    pub dtype: crate::contract::HiddenDtype,
+    /// Type of the weights that are not quantised, from `dtype` / `torch_dtype`.
+    pub dtype: WeightDtype,
     /// FP8 block sizes, when the config announces FP8. Whether a tensor is FP8 is decided by its header, not by this.
     pub fp8: Option<Fp8Block>,
     /// Which layers run their indexer.

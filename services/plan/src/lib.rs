@@ -16,7 +16,8 @@ mod test_models;
 
 pub use balance::{Balance, BalanceError, BalanceOptions, balance};
 pub use config::{
-    Architecture, ConfigError, Fp8Block, MlpKind, ModelConfig, RopeLayout, RopeParameters, Yarn,
+    Architecture, ConfigError, Fp8Block, MlpKind, ModelConfig, RopeLayout, RopeParameters,
+    WeightDtype, Yarn,
 };
 pub use contract::{
     Contract, ContractError, ContractOptions, HiddenDtype, IndexDtype, StageContract,

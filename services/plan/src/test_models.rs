@@ -1,9 +1,9 @@
 //! Models that the tests of this crate plan for.
 
+use crate::config::WeightDtype;
 use crate::config::{
     Architecture, Fp8Block, MlpKind, ModelConfig, RopeLayout, RopeParameters, Yarn,
 };
-use crate::contract::HiddenDtype;
 use crate::schedule::{IndexSchedule, LayerKind};
 
 /// `F` and `S` per layer.
@@ -47,7 +47,7 @@ pub(crate) fn glm_5_3() -> ModelConfig {
         rms_norm_eps: 1e-5,
         latent_norm_eps: 1e-5,
         eos_token_ids: vec![154_820, 154_827, 154_829],
-        dtype: HiddenDtype::Bf16,
+        dtype: WeightDtype::Bf16,
         fp8: None,
         schedule: schedule(&letters[..78]),
     }

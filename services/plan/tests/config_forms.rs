@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-use baton_plan::{HiddenDtype, LayerKind, ModelConfig, RopeLayout};
+use baton_plan::{HiddenDtype, LayerKind, ModelConfig, RopeLayout, WeightDtype};
 use serde_json::{Value, json};
 
 fn base() -> Value {
@@ -49,7 +49,7 @@ fn defaults_that_saved_files_leave_out() {
     assert_eq!(config.rope_layout, RopeLayout::Interleaved);
     assert_eq!(config.indexer_rope_layout, RopeLayout::Interleaved);
     assert_eq!(config.num_mtp_layers, 0);
-    assert_eq!(config.dtype, HiddenDtype::Bf16);
+    assert_eq!(config.dtype, WeightDtype::Bf16);
     assert_eq!(config.latent_norm_eps, config.rms_norm_eps);
     assert_eq!(full(&config).len(), 10);
     let deepseek = with(json!({"model_type": "deepseek_v32", "n_group": 4, "topk_group": 2,
@@ -150,12 +150,19 @@ fn what_would_change_the_answer_is_refused() {
 }
 
 #[test]
+fn half_precision_weights_are_counted_as_such_and_compute_in_f32() {
+    let config = with(json!({"dtype": "float16"})).unwrap();
+    assert_eq!(config.dtype, WeightDtype::F16);
+    assert_eq!((config.dtype.size(), config.dtype.activations()), (2, HiddenDtype::F32));
+}
+
+#[test]
 fn mlp_layers_and_other_spellings() {
     let config = with(json!({"first_k_dense_replace": 2, "torch_dtype": "float32",
         "head_dim": 192, "layer_types": ["indexed_attention"], "eos_token_id": [7, 9]}))
     .unwrap();
     assert!(!config.is_moe(1) && config.is_moe(2));
-    assert_eq!(config.dtype, HiddenDtype::F32);
+    assert_eq!(config.dtype, WeightDtype::F32);
     assert_eq!(config.eos_token_ids, [7, 9]);
     refused(json!({"mlp_layer_types": ["dense"]}), &["mlp_layer_types", "1", "10"]);
     let mut kinds = vec!["sparse"; 10];

@@ -57,6 +57,14 @@ pub enum CheckpointError {
         /// The shape that the config gives it.
         expected: Vec<usize>,
     },
+    /// FP8 without blocks to scale by.
+    #[error(
+        "{name} is stored as FP8, but config.json names no quantization_config.weight_block_size"
+    )]
+    NoBlocks {
+        /// The tensor.
+        name: String,
+    },
     /// A tensor is stored as something that is not served.
     #[error("{name} is stored as {found}, expected F32, BF16, F16 or F8_E4M3 with F32 scales")]
     Dtype {

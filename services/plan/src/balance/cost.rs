@@ -39,7 +39,7 @@ impl BalanceOptions {
             stages,
             memory: Vec::new(),
             storage: Storage::of(config),
-            kv_layout: KvLayout::Plain(config.dtype),
+            kv_layout: KvLayout::Plain(config.dtype.activations()),
             kv_tokens: context,
             context,
         }

@@ -5,8 +5,7 @@ use serde_json::{Map, Value};
 use super::error::ConfigError;
 use super::fields::Fields;
 use super::rope;
-use super::{Architecture, Fp8Block, MlpKind, ModelConfig, RopeLayout};
-use crate::contract::HiddenDtype;
+use super::{Architecture, Fp8Block, MlpKind, ModelConfig, RopeLayout, WeightDtype};
 use crate::schedule::IndexSchedule;
 
 /// What differs between the families where a saved config leaves a field out.
@@ -237,12 +236,12 @@ fn token_ids(fields: &Fields<'_>, field: &str) -> Result<Vec<u32>, ConfigError> 
     }
 }
 
-fn dtype(fields: &Fields<'_>) -> Result<HiddenDtype, ConfigError> {
+fn dtype(fields: &Fields<'_>) -> Result<WeightDtype, ConfigError> {
     let field = if fields.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
     match fields.text(field)?.map(|name| name.trim_start_matches("torch.")) {
-        None | Some("bfloat16") => Ok(HiddenDtype::Bf16),
-        // Half-precision activations overflow where bf16 ones do not; f32 holds both.
-        Some("float32" | "float16") => Ok(HiddenDtype::F32),
+        None | Some("bfloat16") => Ok(WeightDtype::Bf16),
+        Some("float16") => Ok(WeightDtype::F16),
+        Some("float32") => Ok(WeightDtype::F32),
         Some(_) => Err(fields.invalid(field, "\"bfloat16\", \"float16\" or \"float32\"")),
     }
 }

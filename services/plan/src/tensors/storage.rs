@@ -1,8 +1,7 @@
 //! What a checkpoint stores its values as.
 
 use super::{Precision, TensorSpec};
-use crate::config::{Fp8Block, ModelConfig};
-use crate::contract::HiddenDtype;
+use crate::config::{Fp8Block, ModelConfig, WeightDtype};
 
 const SINGLE_BYTES: u64 = 4;
 
@@ -10,7 +9,7 @@ const SINGLE_BYTES: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// Type of the values that are not quantised.
-    pub dtype: HiddenDtype,
+    pub dtype: WeightDtype,
     /// Blocks of the quantised ones: one byte a value and one F32 scale a block.
     pub fp8: Option<Fp8Block>,
 }

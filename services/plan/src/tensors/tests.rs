@@ -2,11 +2,11 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::config::Fp8Block;
-use crate::contract::HiddenDtype;
+use crate::config::WeightDtype;
 use crate::test_models::{BLOCK, deepseek_v32, glm_5_1, glm_5_3, tiny};
 
-const BF16: Storage = Storage { dtype: HiddenDtype::Bf16, fp8: None };
-const FP8: Storage = Storage { dtype: HiddenDtype::Bf16, fp8: Some(BLOCK) };
+const BF16: Storage = Storage { dtype: WeightDtype::Bf16, fp8: None };
+const FP8: Storage = Storage { dtype: WeightDtype::Bf16, fp8: Some(BLOCK) };
 
 /// Every tensor that the checkpoint holds, MTP and scales included.
 fn checkpoint(config: &ModelConfig, storage: Storage) -> (usize, u64) {
@@ -51,11 +51,21 @@ fn units_of_a_stage_have_these_sizes() {
 }
 
 #[test]
-fn single_precision_checkpoints_take_four_bytes_a_value() {
-    let storage = Storage { dtype: HiddenDtype::F32, fp8: None };
+fn values_take_the_bytes_of_their_type() {
     let tensors = slice_tensors(&tiny("FFS"), 0..3);
     let values: u64 = tensors.iter().map(TensorSpec::elements).sum();
-    assert_eq!(total_bytes(&tensors, storage), 4 * values);
+    let single: u64 = tensors
+        .iter()
+        .filter(|tensor| tensor.precision == Precision::Single)
+        .map(TensorSpec::elements)
+        .sum();
+    for (dtype, bytes) in [
+        (WeightDtype::F32, 4 * values),
+        (WeightDtype::Bf16, 2 * values + 2 * single),
+        (WeightDtype::F16, 2 * values + 2 * single),
+    ] {
+        assert_eq!(total_bytes(&tensors, Storage { dtype, fp8: None }), bytes, "{dtype:?}");
+    }
 }
 
 #[test]
@@ -103,7 +113,7 @@ fn blocks_need_not_be_square() {
         precision: Precision::Quantisable,
     };
     let block = Fp8Block { rows: 64, cols: 32 };
-    let storage = Storage { dtype: HiddenDtype::Bf16, fp8: Some(block) };
+    let storage = Storage { dtype: WeightDtype::Bf16, fp8: Some(block) };
     assert_eq!(tensor.scales(storage).map(|scales| scales.shape()), Some(vec![2, 2]));
     assert_eq!(tensor.bytes(storage), 65 * 33 + 4 * 4);
 }
