@@ -46,6 +46,7 @@ fn crates_depend_only_on_what_their_promise_allows() {
             &["baton-kernels", "baton-model", "baton-plan", "baton-proto", "baton-transport"],
         ),
         ("baton-coordinator", &["baton-plan", "baton-proto"]),
+        ("baton-verify", &["baton-kernels", "baton-model", "baton-plan", "baton-transport"]),
         ("baton-gateway", &["baton-coordinator", "baton-plan"]),
         (
             "baton",
@@ -58,6 +59,7 @@ fn crates_depend_only_on_what_their_promise_allows() {
                 "baton-proto",
                 "baton-stage",
                 "baton-telemetry",
+                "baton-verify",
                 "baton-transport",
             ],
         ),

@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Stage(StageArgs),
     /// Shows how a model would be cut, and which layers a stock engine would get wrong
     Plan(PlanArgs),
+    /// Shows whether a cut pipeline answers like the whole model; exit status 0: same, 1: differs, 2: no verdict
+    Verify(VerifyArgs),
     /// Measurements
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -198,6 +200,58 @@ pub(crate) struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct VerifyArgs {
+    /// Checkpoint directory, run uncut and cut side by side in this process [default: the built-in demo model]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["endpoint", "reference"])]
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) split: SplitArgs,
+    /// Runs a fault on purpose in the cut pipeline, to see what it does and that the checks find it
+    #[arg(long, value_enum, conflicts_with = "endpoint")]
+    pub(crate) reproduce: Option<Fault>,
+    /// OpenAI-compatible server to verify, of baton or any other engine
+    #[arg(long, value_name = "URL", requires = "reference", conflicts_with_all = ["stages", "split"])]
+    pub(crate) endpoint: Option<String>,
+    /// Server that is taken to be right, for example the same model without a pipeline
+    #[arg(long, value_name = "URL", requires = "endpoint")]
+    pub(crate) reference: Option<String>,
+    /// Model name at the servers [default: the only one they serve]
+    #[arg(long, value_name = "NAME", requires = "endpoint")]
+    pub(crate) model_name: Option<String>,
+    /// Its name at the reference, when it differs
+    #[arg(long, value_name = "NAME", requires = "reference")]
+    pub(crate) reference_model_name: Option<String>,
+    /// API key for both servers
+    #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+    /// Text to read [default: a built-in passage of 1,300 words]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// Characters of a segment sent to servers: more tokens than index_topk, fewer than the context
+    #[arg(long, value_name = "CHARS", default_value_t = 2000)]
+    pub(crate) segment: usize,
+    /// Word lists to copy, for each of three lengths
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) trials: usize,
+    /// Difference of the mean loss between servers that counts as rounding
+    #[arg(long, value_name = "NATS", default_value_t = 0.005)]
+    pub(crate) tolerance: f64,
+    /// Write the report with plots as one self-contained page
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A fault that can be reproduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fault {
+    /// Index rows are not carried over a cut, as in stock engines
+    Stale,
 }
 
 #[derive(Args, Debug)]

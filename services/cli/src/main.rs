@@ -11,6 +11,7 @@ mod serve;
 mod shutdown;
 mod stage;
 mod up;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -20,17 +21,16 @@ use crate::args::{BenchCommand, Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // One message: the chain of causes on one line.
-            eprintln!("baton: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    // A verification that fails has no verdict: 1 means that the answers differ.
+    let failure = ExitCode::from(if matches!(cli.command, Command::Verify(_)) { 2 } else { 1 });
+    run(cli).unwrap_or_else(|error| {
+        // One message: the chain of causes on one line.
+        eprintln!("baton: {error:#}");
+        failure
+    })
 }
 
-fn run(cli: Cli) -> anyhow::Result<()> {
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     baton_telemetry::LogConfig::from_env("info")?.install()?;
     match cli.command {
         Command::Plan(args) => plan::run(&args),
@@ -38,7 +38,9 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Coordinator(args) => block_on(coordinator::run(args)),
         Command::Stage(args) => block_on(stage::run(args)),
         Command::Bench(BenchCommand::Pipeline(args)) => block_on(bench::pipeline::run(args)),
-    }
+        Command::Verify(args) => return block_on(verify::run(args)),
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

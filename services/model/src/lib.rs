@@ -5,10 +5,12 @@
 
 pub mod checkpoint;
 mod layer;
+pub mod observer;
 pub mod slice;
 pub mod step;
 pub mod synthetic;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
+pub use observer::Observer;
 pub use slice::{LoadProgress, Slice, SliceError};
 pub use step::{StepInput, StepOutput, StepRequest};

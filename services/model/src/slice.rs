@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::layer::{Layer, Shape};
+use crate::observer::Observer;
 use crate::step::{StepInput, StepOutput, StepRequest};
 
 /// Rows of prompt scoring whose logits exist at once; a long prompt's would not fit in memory.
@@ -186,15 +187,29 @@ impl<B: Backend> Slice<B> {
         request: &StepRequest,
         input: StepInput<'_>,
     ) -> Result<StepOutput, SliceError> {
+        self.forward_observed(request, input, &mut ())
+    }
+
+    /// As [`Slice::forward`], with a look inside.
+    ///
+    /// # Errors
+    /// As [`Slice::forward`].
+    pub fn forward_observed(
+        &mut self,
+        request: &StepRequest,
+        input: StepInput<'_>,
+        observer: &mut impl Observer<B>,
+    ) -> Result<StepOutput, SliceError> {
         self.check(request)?;
         let backend = Arc::clone(&self.backend);
-        backend.within(|| self.step(request, input))
+        backend.within(|| self.step(request, input, observer))
     }
 
     fn step(
         &mut self,
         request: &StepRequest,
         input: StepInput<'_>,
+        observer: &mut impl Observer<B>,
     ) -> Result<StepOutput, SliceError> {
         let batch = &request.batch;
         // Index rows live in this call alone: those of a received hand-off first, then each full layer's.
@@ -224,8 +239,12 @@ impl<B: Backend> Slice<B> {
                 return Err(self.wrong_input("tokens", "a hand-off"));
             }
         };
+        observer.enter(&self.backend, batch, &mut selection);
         for layer in &mut self.layers {
             layer.forward(&self.backend, &self.shape, batch, &mut hidden, &mut selection)?;
+            if let Some(selection) = &selection {
+                observer.leave(&self.backend, layer.number, &hidden, selection);
+            }
         }
         match &self.head {
             Some(head) => Ok(self.answer(request, head, &hidden)),

@@ -1,0 +1,343 @@
+//! Any two OpenAI-compatible servers, through `/v1/completions`.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use reqwest::Client;
+use serde_json::{Value, json};
+
+use crate::Progress;
+use crate::error::VerifyError;
+use crate::local::LISTS;
+use crate::report::{Copies, Loss, Prefix, Report, Speed, Verdict};
+use crate::text::{CopyTask, common_prefix, passage};
+
+/// How long a server may take for one answer.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Segments whose beginning is continued, and tokens to write.
+const CONTINUATIONS: usize = 4;
+const WRITTEN: usize = 64;
+/// Tokens that a word may take.
+const PER_WORD: usize = 8;
+
+/// What to compare.
+#[derive(Clone, Debug)]
+pub struct RemoteOptions {
+    /// Base URL of the server in question.
+    pub endpoint: String,
+    /// Base URL of the one that is taken to be right.
+    pub reference: String,
+    /// Model names, where the servers have several.
+    pub model: Option<String>,
+    /// The reference's, when it goes by another name there.
+    pub reference_model: Option<String>,
+    /// Key for both.
+    pub api_key: Option<String>,
+    /// Text to read; a built-in passage when absent.
+    pub text: Option<PathBuf>,
+    /// Characters of a segment: past `index_topk` tokens, within the context.
+    pub segment: usize,
+    /// Lists to copy, per length.
+    pub trials: usize,
+    /// Largest difference of the mean loss that counts as rounding.
+    pub tolerance: f64,
+}
+
+/// Compares both.
+///
+/// # Errors
+/// When a server cannot be reached, does not speak the API, or tokenizes otherwise than the other.
+pub async fn verify(
+    options: &RemoteOptions,
+    progress: Progress<'_>,
+) -> Result<Report, VerifyError> {
+    let text = passage(options.text.as_deref())?;
+    let segments = cut(&text, options.segment);
+    if segments.is_empty() {
+        return Err(VerifyError::ShortText { found: 0, expected: 1 });
+    }
+    let key = options.api_key.as_deref();
+    let reference_model = options.reference_model.as_ref().or(options.model.as_ref());
+    let mut reference = Server::connect(&options.reference, reference_model, key).await?;
+    let mut candidate = Server::connect(&options.endpoint, options.model.as_ref(), key).await?;
+    let loss = read(&mut reference, &mut candidate, &segments, options.tolerance, progress).await?;
+    let mut copies = Vec::new();
+    let task = CopyTask::load(None)?;
+    for (at, words) in LISTS.into_iter().enumerate() {
+        let trials = options.trials;
+        let mut found = Copies { words, trials, reference: 0, candidate: 0, identical: 0 };
+        for (trial, list) in task.trials(words, trials).iter().enumerate() {
+            progress("copying", at * trials + trial, LISTS.len() * trials);
+            let limit = PER_WORD * words;
+            let ours = candidate.generate(&list.prompt, limit, &["\n"]).await?;
+            let theirs = reference.generate(&list.prompt, limit, &["\n"]).await?;
+            found.reference += usize::from(theirs.trim() == list.answer.trim());
+            found.candidate += usize::from(ours.trim() == list.answer.trim());
+            found.identical += usize::from(ours == theirs);
+        }
+        copies.push(found);
+    }
+    let mut prefixes = Vec::new();
+    for (at, segment) in segments.iter().take(CONTINUATIONS).enumerate() {
+        progress("continuing", at, segments.len().min(CONTINUATIONS));
+        let ours = candidate.generate(segment, WRITTEN, &[]).await?;
+        let theirs = reference.generate(segment, WRITTEN, &[]).await?;
+        prefixes.push(Prefix { common: common_prefix(&theirs, &ours), of: theirs.chars().count() });
+    }
+    let report = Report {
+        reference: format!("{} ({})", reference.url, reference.model),
+        candidate: format!("{} ({})", candidate.url, candidate.model),
+        reproduced: None,
+        carries: Vec::new(),
+        first_diverging_layer: None,
+        loss,
+        copies,
+        prefixes,
+        reference_speed: reference.speed(),
+        candidate_speed: candidate.speed(),
+        differences: Vec::new(),
+        verdict: Verdict::Same,
+    };
+    Ok(report.decide(false))
+}
+
+/// Pieces of about `length` characters that end with a sentence; the last one is dropped when it is short.
+fn cut(text: &str, length: usize) -> Vec<String> {
+    let mut pieces = Vec::new();
+    let mut piece = String::new();
+    for sentence in text.split_inclusive(". ") {
+        piece.push_str(sentence);
+        if piece.chars().count() >= length {
+            pieces.push(std::mem::take(&mut piece));
+        }
+    }
+    if pieces.is_empty() && !piece.trim().is_empty() {
+        pieces.push(piece);
+    }
+    pieces
+}
+
+async fn read(
+    reference: &mut Server,
+    candidate: &mut Server,
+    segments: &[String],
+    tolerance: f64,
+    progress: Progress<'_>,
+) -> Result<Loss, VerifyError> {
+    let mut sums: Vec<([f64; 2], usize)> = Vec::new();
+    for (at, segment) in segments.iter().enumerate() {
+        progress("reading", at, segments.len());
+        let theirs = reference.score(segment).await?;
+        let ours = candidate.score(segment).await?;
+        if theirs.tokens != ours.tokens {
+            let at = theirs.tokens.iter().zip(&ours.tokens).take_while(|(a, b)| a == b).count();
+            return Err(VerifyError::Incomparable(format!(
+                "they tokenize the same text to {} and {} tokens, from token {at} on",
+                theirs.tokens.len(),
+                ours.tokens.len()
+            )));
+        }
+        for (at, pair) in theirs.logprobs.iter().zip(&ours.logprobs).enumerate() {
+            if sums.len() <= at {
+                sums.push(([0.0; 2], 0));
+            }
+            let (sum, count) = &mut sums[at];
+            sum[0] -= pair.0;
+            sum[1] -= pair.1;
+            *count += 1;
+        }
+    }
+    let tokens: usize = sums.iter().map(|(_, count)| count).sum();
+    let total =
+        |side: usize| sums.iter().map(|(sum, _)| sum[side]).sum::<f64>() / tokens.max(1) as f64;
+    Ok(Loss {
+        segments: segments.len(),
+        tokens,
+        reference: total(0),
+        candidate: total(1),
+        difference: total(1) - total(0),
+        tolerance,
+        by_position: sums.iter().map(|(sum, n)| sum.map(|side| side / *n as f64)).collect(),
+    })
+}
+
+/// One server and what it took.
+struct Server {
+    client: Client,
+    url: String,
+    model: String,
+    key: Option<String>,
+    read: (usize, f64),
+    written: (usize, f64),
+}
+
+/// A prompt's tokens and their log-probabilities, the first token's left out.
+struct Scores {
+    tokens: Vec<String>,
+    logprobs: Vec<f64>,
+}
+
+impl Server {
+    async fn connect(
+        base: &str,
+        model: Option<&String>,
+        key: Option<&str>,
+    ) -> Result<Self, VerifyError> {
+        let url = base.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let failed = |reason: String| VerifyError::Server { url: url.clone(), reason };
+        let client = Client::builder()
+            .timeout(PATIENCE)
+            .connect_timeout(Duration::from_secs(10))
+            .build()
+            .map_err(|e| failed(e.to_string()))?;
+        let mut server = Self {
+            client,
+            url,
+            model: String::new(),
+            key: key.map(str::to_owned),
+            read: (0, 0.0),
+            written: (0, 0.0),
+        };
+        let models = server.ask("/v1/models", None).await?;
+        let served: Vec<&str> = models["data"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|model| model["id"].as_str())
+            .collect();
+        server.model = match (model, served.as_slice()) {
+            (Some(model), _) => model.clone(),
+            (None, [only]) => (*only).to_owned(),
+            (None, several) => {
+                let reason = format!("it serves {several:?}, expected one, or a name");
+                return Err(VerifyError::Server { url: server.url, reason });
+            }
+        };
+        Ok(server)
+    }
+
+    fn failed(&self, reason: impl Into<String>) -> VerifyError {
+        VerifyError::Server { url: self.url.clone(), reason: reason.into() }
+    }
+
+    /// GET, or POST of a body.
+    async fn ask(&self, path: &str, body: Option<Value>) -> Result<Value, VerifyError> {
+        let url = format!("{}{path}", self.url);
+        let mut request = match &body {
+            Some(body) => self.client.post(&url).json(body),
+            None => self.client.get(&url),
+        };
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        // The cause of a failed connection is at the end of the chain.
+        let unreachable = |e: reqwest::Error| {
+            let mut cause: &dyn std::error::Error = &e;
+            while let Some(source) = cause.source() {
+                cause = source;
+            }
+            self.failed(format!("{path}: {cause}"))
+        };
+        let response = request.send().await.map_err(unreachable)?;
+        let status = response.status();
+        let text = response.text().await.map_err(unreachable)?;
+        let answer: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        if !status.is_success() {
+            let said = answer["error"]["message"].as_str().unwrap_or(text.trim());
+            return Err(self.failed(format!("{path} answered {status}: {said}")));
+        }
+        if answer.is_null() {
+            return Err(self.failed(format!("{path} did not answer in JSON")));
+        }
+        Ok(answer)
+    }
+
+    /// Log-probabilities of a text: it is sent as the prompt and asked back.
+    async fn score(&mut self, text: &str) -> Result<Scores, VerifyError> {
+        let body = json!({
+            "model": self.model,
+            "prompt": text,
+            // Not every server takes 0.
+            "max_tokens": 1,
+            "temperature": 0,
+            "echo": true,
+            "logprobs": 1,
+        });
+        let begun = Instant::now();
+        let answer = self.ask("/v1/completions", Some(body)).await?;
+        let count = answer["usage"]["prompt_tokens"].as_u64().unwrap_or(0) as usize;
+        let logprobs = &answer["choices"][0]["logprobs"];
+        let tokens: Vec<String> = logprobs["tokens"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .take(count)
+            .map(|token| token.as_str().unwrap_or_default().to_owned())
+            .collect();
+        let scored: Vec<f64> = logprobs["token_logprobs"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .take(count)
+            .skip(1)
+            .filter_map(Value::as_f64)
+            .collect();
+        if count < 2 || tokens.len() != count || scored.len() + 1 != count {
+            return Err(self.failed(format!(
+                "it does not answer echo with log-probabilities: a prompt of {count} tokens came back with {} tokens \
+                 and {} log-probabilities",
+                tokens.len(),
+                scored.len()
+            )));
+        }
+        self.read.0 += count;
+        self.read.1 += begun.elapsed().as_secs_f64();
+        Ok(Scores { tokens, logprobs: scored })
+    }
+
+    /// A greedy continuation.
+    async fn generate(
+        &mut self,
+        prompt: &str,
+        limit: usize,
+        stop: &[&str],
+    ) -> Result<String, VerifyError> {
+        let mut body = json!({
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": limit,
+            "temperature": 0,
+        });
+        if !stop.is_empty() {
+            body["stop"] = json!(stop);
+        }
+        let begun = Instant::now();
+        let answer = self.ask("/v1/completions", Some(body)).await?;
+        let text = answer["choices"][0]["text"]
+            .as_str()
+            .ok_or_else(|| self.failed("/v1/completions answered without choices[0].text"))?
+            .to_owned();
+        let tokens = answer["usage"]["completion_tokens"].as_u64().unwrap_or(0);
+        self.written.0 += tokens as usize;
+        self.written.1 += begun.elapsed().as_secs_f64();
+        Ok(text)
+    }
+
+    fn speed(&self) -> Speed {
+        let per_second = |(tokens, seconds): (usize, f64)| tokens as f64 / f64::max(seconds, 1e-9);
+        Speed { prefill: per_second(self.read), decode: per_second(self.written) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_end_with_sentences_and_a_short_rest_is_dropped() {
+        let pieces = cut("One two. Three four. Five. Six", 12);
+        assert_eq!(pieces, ["One two. Three four. "]);
+        assert_eq!(cut("Short.", 100), ["Short."]);
+        assert!(cut("  ", 10).is_empty());
+    }
+}
