@@ -112,8 +112,7 @@ pub(crate) async fn drive(
                 let reason = "the server is shutting down";
                 ready.send_replace(Readiness::NotReady(reason.to_owned()));
                 pipeline.scheduler.fail_all(reason);
-                refuse(&mut submissions, reason);
-                return;
+                return refuse(submissions, reason).await;
             }
         }
     };
@@ -129,15 +128,16 @@ pub(crate) async fn drive(
                 Some(submission) => fail(&submission, &reason),
                 None => return,
             },
-            () = shutdown.cancelled() => return refuse(&mut submissions, &reason),
+            () = shutdown.cancelled() => return refuse(submissions, &reason).await,
         }
     }
 }
 
 /// Takes no more submissions, and tells those that came already.
-fn refuse(submissions: &mut mpsc::Receiver<Submission>, reason: &str) {
+async fn refuse(mut submissions: mpsc::Receiver<Submission>, reason: &str) {
     submissions.close();
-    while let Ok(submission) = submissions.try_recv() {
+    // Ends when everything is taken whose sending had begun.
+    while let Some(submission) = submissions.recv().await {
         fail(&submission, reason);
     }
 }

@@ -86,6 +86,8 @@ fn loss(area: &Area<'_>, report: &Report) -> Drawn {
     }
     chart
         .configure_series_labels()
+        // The loss of a text lies well above zero.
+        .position(SeriesLabelPosition::LowerRight)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))
         .draw()?;

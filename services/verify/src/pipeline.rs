@@ -174,3 +174,6 @@ fn greedy(row: usize) -> SampleRequest {
         banned: Vec::new(),
     }
 }
+
+#[cfg(test)]
+mod tests;

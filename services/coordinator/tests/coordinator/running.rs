@@ -80,16 +80,16 @@ async fn a_stage_that_vanishes_ends_requests_in_flight() {
 async fn a_status_that_is_not_answered_delays_no_step() {
     let (fixture, _members) = Fixture::wired(1, 0, Behaviour::HangsInStatus).await;
     let begun = Instant::now();
-    // 150 steps of 5 ms with a status request due every second.
-    assert_eq!(last(fixture.submit(150), SOON).await, Some(Event::Finished(FinishReason::Length)));
-    let sound = {
-        let (fixture, _members) = Fixture::wired(1, 0, Behaviour::Sound).await;
-        let begun = Instant::now();
-        last(fixture.submit(150), SOON).await;
-        begun.elapsed()
-    };
-    let took = begun.elapsed() - sound;
-    assert!(took < sound + Duration::from_millis(400), "{took:?} against {sound:?}");
+    let mut events = fixture.submit(190);
+    let (mut longest, mut last) = (Duration::ZERO, Instant::now());
+    while let Some(event) = events.recv().await {
+        assert!(!matches!(event, Event::Failed { .. }), "{event:?}");
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+    }
+    // Steps of 5 ms; a status request is due every second and given up after one.
+    assert!(begun.elapsed() > Duration::from_millis(900), "{:?}", begun.elapsed());
+    assert!(longest < Duration::from_millis(900), "a token took {longest:?}");
 }
 
 #[tokio::test]
