@@ -6,9 +6,10 @@ mod error;
 mod names;
 mod shard;
 
-use std::cell::{Cell, OnceCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use baton_kernels::{MatrixData, MatrixView};
 use baton_plan::Fp8Block;
@@ -25,12 +26,12 @@ const SCALE_SUFFIX: &str = "_scale_inv";
 /// An opened checkpoint directory.
 #[derive(Debug)]
 pub struct Checkpoint {
-    files: Vec<(PathBuf, OnceCell<Shard>)>,
+    files: Vec<(PathBuf, OnceLock<Shard>)>,
     /// Tensor name -> file.
     tensors: BTreeMap<String, usize>,
     digest: String,
-    tensor_bytes: Cell<u64>,
-    header_bytes: Cell<u64>,
+    tensor_bytes: AtomicU64,
+    header_bytes: AtomicU64,
 }
 
 impl Checkpoint {
@@ -51,9 +52,9 @@ impl Checkpoint {
         let shard = Shard::open(&path)?;
         let tensors = shard.names().into_iter().map(|name| (name, 0)).collect();
         let digest = digest(shard.header());
-        let header_bytes = Cell::new(shard.header().len() as u64);
-        let files = vec![(path, OnceCell::from(shard))];
-        Ok(Self { files, tensors, digest, tensor_bytes: Cell::new(0), header_bytes })
+        let header_bytes = AtomicU64::new(shard.header().len() as u64);
+        let files = vec![(path, OnceLock::from(shard))];
+        Ok(Self { files, tensors, digest, tensor_bytes: AtomicU64::new(0), header_bytes })
     }
 
     fn sharded(dir: &Path, index: &Path) -> Result<Self, CheckpointError> {
@@ -87,11 +88,11 @@ impl Checkpoint {
             })
             .collect();
         Ok(Self {
-            files: names.iter().map(|name| (dir.join(name), OnceCell::new())).collect(),
+            files: names.iter().map(|name| (dir.join(name), OnceLock::new())).collect(),
             tensors,
             digest: digest(&text),
-            tensor_bytes: Cell::new(0),
-            header_bytes: Cell::new(0),
+            tensor_bytes: AtomicU64::new(0),
+            header_bytes: AtomicU64::new(0),
         })
     }
 
@@ -104,13 +105,13 @@ impl Checkpoint {
     /// Bytes of tensors that were handed out.
     #[must_use]
     pub fn tensor_bytes_read(&self) -> u64 {
-        self.tensor_bytes.get()
+        self.tensor_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes read in all: tensors and the headers of the files they are in.
     #[must_use]
     pub fn bytes_read(&self) -> u64 {
-        self.tensor_bytes.get() + self.header_bytes.get()
+        self.tensor_bytes_read() + self.header_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether there is a tensor of this name.
@@ -133,12 +134,12 @@ impl Checkpoint {
             Some(shard) => shard,
             None => {
                 let shard = Shard::open(path)?;
-                self.header_bytes.set(self.header_bytes.get() + shard.header().len() as u64);
+                self.header_bytes.fetch_add(shard.header().len() as u64, Ordering::Relaxed);
                 cell.get_or_init(|| shard)
             }
         };
         let tensor = shard.tensor(name)?;
-        self.tensor_bytes.set(self.tensor_bytes.get() + tensor.bytes.len() as u64);
+        self.tensor_bytes.fetch_add(tensor.bytes.len() as u64, Ordering::Relaxed);
         Ok(tensor)
     }
 
@@ -223,7 +224,7 @@ impl Checkpoint {
         let stored = self.tensor(name)?;
         // The whole tensor is counted once, with the first slab.
         if (expert, range.start) != (0, 0) {
-            self.tensor_bytes.set(self.tensor_bytes.get() - stored.bytes.len() as u64);
+            self.tensor_bytes.fetch_sub(stored.bytes.len() as u64, Ordering::Relaxed);
         }
         expect_shape(name, &stored.shape, &shape)?;
         let [experts, rows, cols] = shape;

@@ -82,7 +82,7 @@ async fn session(
         checkpoint_digest: host
             .model
             .as_ref()
-            .map(|m| m.checkpoint_digest.clone())
+            .map(|m| m.checkpoint.digest().to_owned())
             .unwrap_or_default(),
         preferred_index: config.preferred_index,
         memory_bytes: config.memory_bytes.unwrap_or(0),

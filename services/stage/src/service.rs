@@ -1,7 +1,7 @@
 //! The gRPC service.
 
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,18 +31,16 @@ const DEFAULT_CONTEXTS: usize = 8;
 const DEFAULT_TOKENS: usize = 65_536;
 
 /// A stage's own reading of its model directory.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Model {
-    pub(crate) dir: PathBuf,
     pub(crate) config: ModelConfig,
-    pub(crate) checkpoint_digest: String,
+    pub(crate) checkpoint: Checkpoint,
 }
 
 impl Model {
     pub(crate) fn open(dir: &Path, stage: &StageConfig) -> Result<Self, StageError> {
         let config = ModelConfig::load(dir)?.with_latent_norm_eps(stage.latent_norm_eps);
-        let checkpoint_digest = Checkpoint::open(dir)?.digest().to_owned();
-        Ok(Self { dir: dir.to_owned(), config, checkpoint_digest })
+        Ok(Self { config, checkpoint: Checkpoint::open(dir)? })
     }
 }
 
@@ -159,13 +157,17 @@ impl Host {
         request: &v1::LoadRequest,
         progress: &mpsc::Sender<Result<v1::LoadEvent, Status>>,
     ) -> Result<(Box<dyn Engine>, v1::LoadDone), String> {
-        if request.checkpoint_digest != model.checkpoint_digest {
+        let checkpoint = &model.checkpoint;
+        if request.checkpoint_digest != checkpoint.digest() {
             return Err(format!(
                 "checkpoint digests differ: this stage's directory has {}, the coordinator's {}",
-                model.checkpoint_digest, request.checkpoint_digest
+                checkpoint.digest(),
+                request.checkpoint_digest
             ));
         }
-        let checkpoint = Checkpoint::open(&model.dir).map_err(|e| e.to_string())?;
+        // A stage may be loaded more than once in its life; an index was read before the first time.
+        let before = if self.state().bytes_read == 0 { 0 } else { checkpoint.bytes_read() };
+        let weights_before = checkpoint.tensor_bytes_read();
         let needed = baton_model::slice::bytes_needed(&model.config, contract);
         let kv_blocks = self.kv_blocks(model, contract, request.max_kv_blocks, needed)?;
         let backend =
@@ -173,8 +175,8 @@ impl Host {
         let mut report = |loaded: baton_model::LoadProgress| {
             let event = v1::LoadEvent {
                 event: Some(v1::load_event::Event::Progress(v1::LoadProgress {
-                    bytes_done: loaded.bytes_read,
-                    bytes_total: needed.max(loaded.bytes_read),
+                    bytes_done: loaded.bytes_read - before,
+                    bytes_total: needed.max(loaded.bytes_read - before),
                     tensor: format!("{} of {} parts", loaded.done, loaded.total),
                 })),
             };
@@ -184,16 +186,16 @@ impl Host {
         let slice = Slice::load(
             backend,
             &model.config,
-            &checkpoint,
+            checkpoint,
             contract.clone(),
             kv_blocks as usize,
             &mut report,
         )
         .map_err(|e| e.to_string())?;
         let done = v1::LoadDone {
-            bytes_read: checkpoint.bytes_read(),
+            bytes_read: checkpoint.bytes_read() - before,
             bytes_needed: needed,
-            weight_bytes: checkpoint.tensor_bytes_read(),
+            weight_bytes: checkpoint.tensor_bytes_read() - weights_before,
             kv_blocks,
             seconds: 0.0,
         };
