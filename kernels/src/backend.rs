@@ -165,6 +165,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     type IndexCache: Send;
     /// Index rows of one step: for every row the positions it attends to, ascending.
     type Selection: Send;
+    /// A step's rows where the operations need them: positions, slots and block tables on the device.
+    type Placed: Send + Sync;
 
     /// Short name for logs and status: "cpu", "cuda".
     fn name(&self) -> &'static str;
@@ -173,6 +175,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// depend on being run here.
     fn within<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         work()
+    }
+
+    /// Brings a step's rows to the device, once for all layers.
+    fn place(&self, batch: &Batch) -> Self::Placed;
+
+    /// The first failure of an operation since the last call. Operations after a failure do nothing, so that a step is
+    /// checked once, at its end; its results are not to be used when this fails.
+    fn check(&self) -> Result<(), KernelError> {
+        Ok(())
     }
 
     // ----- loading ---------------------------------------------------------------------------------------------------
@@ -219,6 +230,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn add(&self, hidden: &mut Self::Tensor, delta: &Self::Tensor, dtype: Dtype);
     /// `x W^T`, `[rows, in] -> [rows, out]`.
     fn linear(&self, weight: &Self::Weight, x: &Self::Tensor) -> Self::Tensor;
+    /// As [`Backend::linear`], with a result in f32 whatever the compute type: logits and index head weights, whose order
+    /// a rounding would change.
+    fn linear_f32(&self, weight: &Self::Weight, x: &Self::Tensor) -> Self::Tensor;
 
     // ----- attention -------------------------------------------------------------------------------------------------
 
@@ -228,7 +242,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn rope(
         &self,
         x: &mut Self::Tensor,
-        batch: &Batch,
+        batch: &Self::Placed,
         rope: &RopeTable,
         layout: RopeLayout,
         heads: usize,
@@ -240,7 +254,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn write_latent(
         &self,
         cache: &mut Self::LatentCache,
-        batch: &Batch,
+        batch: &Self::Placed,
         kv: &Self::Tensor,
         norm: &Self::Vector,
         eps: f32,
@@ -252,7 +266,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn write_index_key(
         &self,
         cache: &mut Self::IndexCache,
-        batch: &Batch,
+        batch: &Self::Placed,
         keys: &Self::Tensor,
         norm_weight: &Self::Vector,
         norm_bias: &Self::Vector,
@@ -267,7 +281,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn select(
         &self,
         cache: &Self::IndexCache,
-        batch: &Batch,
+        batch: &Self::Placed,
         queries: &Self::Tensor,
         weights: &Self::Tensor,
         params: &IndexParams,
@@ -277,7 +291,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn sparse_attention(
         &self,
         cache: &Self::LatentCache,
-        batch: &Batch,
+        batch: &Self::Placed,
         queries: &Self::Tensor,
         absorbed: &Self::Absorbed,
         selection: &Self::Selection,
@@ -333,7 +347,12 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn export_selection(&self, selection: &Self::Selection, rows: &[usize]) -> Vec<i32>;
     /// A selection for `batch` from the index rows of its *long* rows (position >= `topk`), in row order; short rows
     /// select everything and padding rows nothing.
-    fn import_selection(&self, batch: &Batch, topk: usize, long_rows: &[i32]) -> Self::Selection;
+    fn import_selection(
+        &self,
+        batch: &Self::Placed,
+        topk: usize,
+        long_rows: &[i32],
+    ) -> Self::Selection;
     /// Scores that were not a number since the backend was made.
     fn nan_scores(&self) -> u64;
 }

@@ -86,6 +86,7 @@ impl Backend for CpuBackend {
     type LatentCache = LatentCache;
     type IndexCache = IndexCache;
     type Selection = Selection;
+    type Placed = Batch;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -93,6 +94,10 @@ impl Backend for CpuBackend {
 
     fn within<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.team.awake(work)
+    }
+
+    fn place(&self, batch: &Batch) -> Batch {
+        batch.clone()
     }
 
     fn weight(&self, matrix: MatrixView<'_>) -> Result<Weight, KernelError> {
@@ -189,6 +194,10 @@ impl Backend for CpuBackend {
 
     fn linear(&self, weight: &Weight, x: &Tensor) -> Tensor {
         gemm::linear(&self.team, weight, x)
+    }
+
+    fn linear_f32(&self, weight: &Weight, x: &Tensor) -> Tensor {
+        self.linear(weight, x)
     }
 
     fn rope(

@@ -1,7 +1,7 @@
 //! One decoder layer: its weights and its forward pass, as in `docs/model.md`.
 
 use baton_kernels::{
-    Backend, Batch, Dtype, ExpertMatrices, IndexParams, RopeLayout, RopeTable, RouterParams,
+    Backend, Dtype, ExpertMatrices, IndexParams, RopeLayout, RopeTable, RouterParams,
 };
 use baton_plan::ModelConfig;
 
@@ -152,7 +152,7 @@ impl<B: Backend> Layer<B> {
         &mut self,
         backend: &B,
         shape: &Shape,
-        batch: &Batch,
+        batch: &B::Placed,
         hidden: &mut B::Tensor,
         selection: &mut Option<B::Selection>,
     ) -> Result<(), SliceError> {
@@ -169,7 +169,7 @@ impl<B: Backend> Layer<B> {
         &mut self,
         backend: &B,
         shape: &Shape,
-        batch: &Batch,
+        batch: &B::Placed,
         x: &B::Tensor,
         selection: &mut Option<B::Selection>,
     ) -> Result<B::Tensor, SliceError> {
@@ -217,7 +217,7 @@ impl<B: Backend> Indexer<B> {
         &mut self,
         backend: &B,
         shape: &Shape,
-        batch: &Batch,
+        batch: &B::Placed,
         x: &B::Tensor,
         query_latent: &B::Tensor,
     ) -> B::Selection {
@@ -242,7 +242,7 @@ impl<B: Backend> Indexer<B> {
             shape.index.head_dim,
             0,
         );
-        let weights = backend.linear(&self.weights, x);
+        let weights = backend.linear_f32(&self.weights, x);
         backend.select(&self.keys, batch, &queries, &weights, &shape.index)
     }
 }

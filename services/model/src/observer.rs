@@ -6,7 +6,14 @@ use baton_kernels::{Backend, Batch};
 pub trait Observer<B: Backend>: Send {
     /// Before the first layer: the index rows that came with the hand-off. Whoever replaces them gets wrong answers, which
     /// can be the point.
-    fn enter(&mut self, _backend: &B, _batch: &Batch, _selection: &mut Option<B::Selection>) {}
+    fn enter(
+        &mut self,
+        _backend: &B,
+        _batch: &Batch,
+        _placed: &B::Placed,
+        _selection: &mut Option<B::Selection>,
+    ) {
+    }
 
     /// After a layer: the residual stream, and the index rows that the layer used.
     fn leave(

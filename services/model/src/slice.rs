@@ -212,6 +212,7 @@ impl<B: Backend> Slice<B> {
         observer: &mut impl Observer<B>,
     ) -> Result<StepOutput, SliceError> {
         let batch = &request.batch;
+        let placed = self.backend.place(batch);
         // Index rows live in this call alone: those of a received hand-off first, then each full layer's.
         let (mut hidden, mut selection, carry) = match (input, &self.embedding) {
             (StepInput::Tokens(ids), Some(table)) => {
@@ -229,7 +230,7 @@ impl<B: Backend> Slice<B> {
                 }
                 let selection = accepted.carry().map(|carry| {
                     let topk = self.contract.index_topk;
-                    self.backend.import_selection(batch, topk, carry.indices())
+                    self.backend.import_selection(&placed, topk, carry.indices())
                 });
                 let relayed = accepted.carry().map(baton_transport::Carry::relay);
                 (hidden, selection, relayed)
@@ -239,27 +240,29 @@ impl<B: Backend> Slice<B> {
                 return Err(self.wrong_input("tokens", "a hand-off"));
             }
         };
-        observer.enter(&self.backend, batch, &mut selection);
+        observer.enter(&self.backend, batch, &placed, &mut selection);
         for layer in &mut self.layers {
-            layer.forward(&self.backend, &self.shape, batch, &mut hidden, &mut selection)?;
+            layer.forward(&self.backend, &self.shape, &placed, &mut hidden, &mut selection)?;
             if let Some(selection) = &selection {
                 observer.leave(&self.backend, layer.number, &hidden, selection);
             }
         }
-        match &self.head {
-            Some(head) => Ok(self.answer(request, head, &hidden)),
+        let output = match &self.head {
+            Some(head) => self.answer(request, head, &hidden),
             None => {
                 let carry = self.outgoing_carry(request, selection.as_ref(), carry)?;
-                Ok(StepOutput::HandOff(HandOff {
+                StepOutput::HandOff(HandOff {
                     epoch: request.epoch,
                     step_id: request.step_id,
                     rows: batch.rows(),
                     hidden: self.backend.export(&hidden, self.shape.hidden_dtype),
                     residual: None,
                     carry,
-                }))
+                })
             }
-        }
+        };
+        self.backend.check()?;
+        Ok(output)
     }
 
     fn check(&self, request: &StepRequest) -> Result<(), SliceError> {
@@ -334,7 +337,7 @@ impl<B: Backend> Slice<B> {
     ) -> StepOutput {
         let logits = |rows: &[usize]| {
             let picked = self.backend.gather(hidden, rows);
-            self.backend.linear(head, &self.backend.rms_norm(&picked, norm, self.shape.eps))
+            self.backend.linear_f32(head, &self.backend.rms_norm(&picked, norm, self.shape.eps))
         };
         let mut samples = request.samples.clone();
         let rows: Vec<usize> = samples.iter().map(|s| s.row).collect();

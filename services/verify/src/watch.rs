@@ -65,7 +65,13 @@ impl StockBuffer {
 }
 
 impl<B: Backend> Observer<B> for Watch<'_> {
-    fn enter(&mut self, backend: &B, batch: &Batch, selection: &mut Option<B::Selection>) {
+    fn enter(
+        &mut self,
+        backend: &B,
+        batch: &Batch,
+        placed: &B::Placed,
+        selection: &mut Option<B::Selection>,
+    ) {
         if !self.receives {
             return;
         }
@@ -76,7 +82,7 @@ impl<B: Backend> Observer<B> for Watch<'_> {
                 .filter(|(_, (_, position))| *position >= self.topk)
                 .flat_map(|(row, (_, position))| buffer.read(row, position))
                 .collect();
-            *selection = Some(backend.import_selection(batch, self.topk, &rows));
+            *selection = Some(backend.import_selection(placed, self.topk, &rows));
         }
         if let Some(selection) = selection {
             let rows = backend.export_selection(selection, &self.long);
