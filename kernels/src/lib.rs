@@ -6,6 +6,8 @@
 pub mod backend;
 pub mod batch;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod sampling;
 
 pub use backend::{
@@ -14,3 +16,5 @@ pub use backend::{
 };
 pub use batch::{Batch, Segment};
 pub use cpu::{CpuBackend, CpuOptions};
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaBackend, CudaOptions};

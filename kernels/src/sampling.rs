@@ -27,6 +27,14 @@ pub struct SampleRequest {
     pub banned: Vec<u32>,
 }
 
+impl SampleRequest {
+    /// Whether the answer is the most likely token and nothing else is asked: a device may find it without the host.
+    #[must_use]
+    pub fn is_plain_greedy(&self) -> bool {
+        self.temperature == 0.0 && self.logprobs.is_none_or(|n| n == 0) && self.banned.is_empty()
+    }
+}
+
 /// A chosen token. Log-probabilities are those of the model: before temperature and filters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {

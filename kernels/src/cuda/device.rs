@@ -1,0 +1,318 @@
+//! One GPU: its context, its stream, its kernels and its memory.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::cublas::sys::cublasHandle_t;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use super::arena::Arena;
+use super::cubins::CUBINS;
+use super::memory::Memory;
+use crate::backend::KernelError;
+
+/// A GPU and the one stream that every operation of a backend runs on.
+pub(crate) struct Device {
+    pub(crate) name: String,
+    /// Hex digits of the GPU's identity, the same in every process.
+    pub(crate) uuid: String,
+    /// Multiprocessors.
+    pub(crate) processors: u32,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    blas: cublasHandle_t,
+    modules: Vec<sys::CUmodule>,
+    functions: Mutex<HashMap<&'static str, sys::CUfunction>>,
+    arena: Mutex<Arc<Arena>>,
+    /// The first failure of an operation; what follows it does nothing.
+    failure: Mutex<Option<KernelError>>,
+}
+
+// SAFETY: CUDA contexts, streams, modules and functions may be used from any thread; every use makes the context current
+// first. The cuBLAS handle is used by one operation at a time: operations are issued by the one thread that runs the step.
+unsafe impl Send for Device {}
+// SAFETY: as above; what changes after the start is behind a mutex.
+unsafe impl Sync for Device {}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change under these locks is one assignment or insertion, so a panicked holder left a whole value.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What can stand in a kernel's argument list.
+pub(crate) trait Argument: Copy {}
+impl Argument for i32 {}
+impl Argument for u32 {}
+impl Argument for i64 {}
+impl Argument for u64 {}
+impl Argument for f32 {}
+impl Argument for super::weight::Matrix {}
+
+/// The address of an argument, as the driver wants it.
+pub(crate) fn argument<T: Argument>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
+}
+
+/// Launches a kernel: `launch!(device, "name", grid, block, shared; arguments)`. Pointers are passed as the `u64` of
+/// [`Memory::at`].
+macro_rules! launch {
+    ($device:expr, $name:expr, $grid:expr, $block:expr, $shared:expr; $($argument:expr),* $(,)?) => {
+        $device.launch($name, $grid.into(), $block, $shared, &mut [$($crate::cuda::device::argument(&$argument)),*])
+    };
+}
+pub(crate) use launch;
+
+/// Blocks of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid(pub(crate) usize, pub(crate) usize, pub(crate) usize);
+
+impl From<usize> for Grid {
+    fn from(x: usize) -> Self {
+        Self(x, 1, 1)
+    }
+}
+
+impl From<(usize, usize)> for Grid {
+    fn from((x, y): (usize, usize)) -> Self {
+        Self(x, y, 1)
+    }
+}
+
+impl From<(usize, usize, usize)> for Grid {
+    fn from((x, y, z): (usize, usize, usize)) -> Self {
+        Self(x, y, z)
+    }
+}
+
+impl Device {
+    /// Opens a GPU and loads the kernels.
+    ///
+    /// # Errors
+    /// When there is no driver, no such GPU, or no kernel for its architecture.
+    pub(crate) fn open(ordinal: usize, workspace: u64) -> Result<Arc<Self>, KernelError> {
+        let missing = |message: &str| KernelError::Device {
+            device: format!("cuda:{ordinal}"),
+            message: message.to_owned(),
+        };
+        // SAFETY: only looks for the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(missing("libcuda.so.1 is not there: this machine has no NVIDIA driver"));
+        }
+        // SAFETY: as above.
+        if !unsafe { cudarc::cublas::sys::is_culib_present() } {
+            return Err(missing(
+                "libcublas.so is not there: install the CUDA 13 runtime libraries",
+            ));
+        }
+        let said = |e: DriverError| missing(&describe(e));
+        result::init().map_err(said)?;
+        let count = result::device::get_count().map_err(said)?;
+        if ordinal >= count as usize {
+            return Err(missing(&format!("there are {count} GPUs, numbered from 0")));
+        }
+        let device = result::device::get(ordinal as i32).map_err(said)?;
+        let name = result::device::get_name(device).map_err(said)?;
+        let uuid = result::device::get_uuid(device).map_err(said)?;
+        use sys::CUdevice_attribute_enum as Attribute;
+        // SAFETY: `device` is the handle that the driver gave.
+        let attribute =
+            |which| unsafe { result::device::get_attribute(device, which) }.map_err(said);
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let architecture = format!("{major}{minor}a");
+        let images: Vec<_> = CUBINS.iter().filter(|(_, arch, _)| *arch == architecture).collect();
+        if images.is_empty() {
+            let mut built: Vec<&str> = CUBINS.iter().map(|(_, arch, _)| *arch).collect();
+            built.dedup();
+            let built = built.join(", sm_");
+            return Err(missing(&format!(
+                "{name} is sm_{architecture}, this binary has kernels for sm_{built}"
+            )));
+        }
+        // SAFETY: the primary context is retained once and kept until the process ends.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(said)?;
+        // SAFETY: `context` was just retained.
+        unsafe { result::ctx::set_current(context) }.map_err(said)?;
+        let stream =
+            result::stream::create(result::stream::StreamKind::NonBlocking).map_err(said)?;
+        let mut modules = Vec::with_capacity(images.len());
+        for (_, _, image) in images {
+            // The loader wants the alignment of an ELF file.
+            let mut aligned = vec![0_u64; image.len().div_ceil(8)];
+            bytemuck::cast_slice_mut::<u64, u8>(&mut aligned)[..image.len()].copy_from_slice(image);
+            // SAFETY: `aligned` holds a whole cubin and outlives the call, which copies it.
+            modules
+                .push(unsafe { result::module::load_data(aligned.as_ptr().cast()) }.map_err(said)?);
+        }
+        let blas = cudarc::cublas::result::create_handle()
+            .map_err(|e| missing(&format!("cuBLAS: {e:?}")))?;
+        // SAFETY: both handles are alive.
+        unsafe { cudarc::cublas::result::set_stream(blas, stream.cast()) }
+            .map_err(|e| missing(&format!("cuBLAS: {e:?}")))?;
+        let opened = Self {
+            name,
+            uuid: uuid.bytes.iter().map(|b| format!("{:02x}", *b as u8)).collect(),
+            processors: processors as u32,
+            context,
+            stream,
+            blas,
+            modules,
+            functions: Mutex::default(),
+            arena: Mutex::new(Arc::new(Arena::empty())),
+            failure: Mutex::new(None),
+        };
+        let opened = Arc::new(opened);
+        let pool = Memory::own(&opened, "workspace", workspace as usize)?;
+        *lock(&opened.arena) = Arc::new(Arena::new(pool));
+        Ok(opened)
+    }
+
+    /// Makes the GPU's context current on this thread.
+    pub(crate) fn enter(&self) {
+        // SAFETY: the context lives as long as the process.
+        if let Err(e) = unsafe { result::ctx::set_current(self.context) } {
+            self.fail(self.error(e));
+        }
+    }
+
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    pub(crate) fn blas(&self) -> cublasHandle_t {
+        self.blas
+    }
+
+    /// Where step-long tensors are taken from.
+    pub(crate) fn arena(&self) -> Arc<Arena> {
+        Arc::clone(&lock(&self.arena))
+    }
+
+    /// Takes step-long tensors from another region from now on; gives back the former.
+    pub(crate) fn swap_arena(&self, arena: Arc<Arena>) -> Arc<Arena> {
+        std::mem::replace(&mut lock(&self.arena), arena)
+    }
+
+    pub(crate) fn error(&self, error: DriverError) -> KernelError {
+        KernelError::Device { device: self.name.clone(), message: describe(error) }
+    }
+
+    /// Keeps the first failure.
+    pub(crate) fn fail(&self, error: KernelError) {
+        lock(&self.failure).get_or_insert(error);
+    }
+
+    /// Takes the first failure, if there was one.
+    pub(crate) fn take_failure(&self) -> Result<(), KernelError> {
+        lock(&self.failure).take().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn failed(&self) -> bool {
+        lock(&self.failure).is_some()
+    }
+
+    /// Notes a driver call's failure.
+    pub(crate) fn note(&self, outcome: Result<(), DriverError>) {
+        if let Err(e) = outcome {
+            self.fail(self.error(e));
+        }
+    }
+
+    fn function(&self, name: &'static str, shared: u32) -> Result<sys::CUfunction, KernelError> {
+        let mut functions = lock(&self.functions);
+        if let Some(function) = functions.get(name) {
+            return Ok(*function);
+        }
+        let symbol = CString::new(name).map_err(|_| KernelError::Device {
+            device: self.name.clone(),
+            message: format!("{name:?} is no kernel name"),
+        })?;
+        // SAFETY: the modules are loaded and stay so.
+        let found = self
+            .modules
+            .iter()
+            .find_map(|m| unsafe { result::module::get_function(*m, symbol.clone()) }.ok());
+        let function = found.ok_or_else(|| KernelError::Device {
+            device: self.name.clone(),
+            message: format!("no kernel is called {name}"),
+        })?;
+        if shared > 48 * 1024 {
+            use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
+            // SAFETY: `function` was just found in a loaded module.
+            unsafe { result::function::set_function_attribute(function, SHARED, 227 * 1024) }
+                .map_err(|e| self.error(e))?;
+        }
+        functions.insert(name, function);
+        Ok(function)
+    }
+
+    /// Queues a kernel. After a failure nothing is queued any more, so that no kernel runs on memory that was not got.
+    pub(crate) fn launch(
+        &self,
+        name: &'static str,
+        grid: Grid,
+        block: u32,
+        shared: usize,
+        arguments: &mut [*mut c_void],
+    ) {
+        if grid.0 * grid.1 * grid.2 == 0 || self.failed() {
+            return;
+        }
+        self.enter();
+        let function = match self.function(name, shared as u32) {
+            Ok(function) => function,
+            Err(e) => return self.fail(e),
+        };
+        let grid = (grid.0 as u32, grid.1 as u32, grid.2 as u32);
+        // SAFETY: the arguments are of the number and types that the head of the kernel's file states (each call is beside
+        // that list in review), and the memory they point to is alive until work queued later on this stream reuses it.
+        let queued = unsafe {
+            result::launch_kernel(
+                function,
+                grid,
+                (block, 1, 1),
+                shared as u32,
+                self.stream,
+                arguments,
+            )
+        };
+        if let Err(e) = queued {
+            self.fail(KernelError::Device {
+                device: self.name.clone(),
+                message: format!("{name}: {}", describe(e)),
+            });
+        }
+    }
+
+    /// Waits for everything that was queued.
+    pub(crate) fn synchronise(&self) {
+        self.enter();
+        // SAFETY: the stream lives as long as the device.
+        self.note(unsafe { result::stream::synchronize(self.stream) });
+    }
+
+    /// Free and total bytes.
+    pub(crate) fn memory(&self) -> Result<(u64, u64), KernelError> {
+        self.enter();
+        let (free, total) = result::mem_get_info().map_err(|e| self.error(e))?;
+        Ok((free as u64, total as u64))
+    }
+}
+
+fn describe(error: DriverError) -> String {
+    let text = error.error_string().map(|t| t.to_string_lossy().into_owned());
+    text.unwrap_or_else(|_| format!("CUDA error {}", error.0 as u32))
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device")
+            .field("name", &self.name)
+            .field("uuid", &self.uuid)
+            .finish_non_exhaustive()
+    }
+}
