@@ -9,6 +9,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod sampling;
+pub mod selftest;
 
 pub use backend::{
     Backend, Dtype, ExpertMatrices, IndexParams, KernelError, MatrixData, MatrixView, RopeLayout,
