@@ -46,6 +46,25 @@ pub struct CudaOptions {
     pub workspace: u64,
 }
 
+/// GPUs of this machine.
+///
+/// # Errors
+/// When there is no driver.
+pub fn device_count() -> Result<usize, KernelError> {
+    device::count()
+}
+
+/// How latents and index keys are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvStorage {
+    /// Single precision.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// Latents as e4m3 with a scale for every 128 and the rotated key in bf16; index keys as e4m3 with one scale.
+    Fp8,
+}
+
 /// The [`Backend`] of one GPU.
 pub struct CudaBackend {
     device: Arc<Device>,
@@ -86,6 +105,15 @@ impl CudaBackend {
     /// When the driver does not say.
     pub fn memory(&self) -> Result<(u64, u64), KernelError> {
         self.device.memory()
+    }
+
+    /// How this backend stores cached values.
+    #[must_use]
+    pub fn kv_layout(&self) -> KvStorage {
+        match self.element {
+            Element::F32 => KvStorage::F32,
+            Element::Bf16 => KvStorage::Bf16,
+        }
     }
 
     /// Waits for everything that was queued.

@@ -15,28 +15,23 @@ const ALIGNMENT: usize = 256;
 /// A region and its holes.
 pub(crate) struct Arena {
     region: Option<Memory>,
-    size: usize,
     /// Offset -> length of every hole; neighbours are merged.
     holes: Mutex<BTreeMap<usize, usize>>,
 }
 
 impl Arena {
     pub(crate) fn empty() -> Self {
-        Self { region: None, size: 0, holes: Mutex::default() }
+        Self { region: None, holes: Mutex::default() }
     }
 
     pub(crate) fn new(region: Memory) -> Self {
         let size = region.len();
-        Self { region: Some(region), size, holes: Mutex::new(BTreeMap::from([(0, size)])) }
+        Self { region: Some(region), holes: Mutex::new(BTreeMap::from([(0, size)])) }
     }
 
     /// Address of the region's first byte.
     pub(crate) fn base(&self) -> u64 {
         self.region.as_ref().map_or(0, |r| r.at(0))
-    }
-
-    pub(crate) fn size(&self) -> usize {
-        self.size
     }
 
     /// Offset of a part of `bytes` bytes, if one is free.
@@ -87,7 +82,7 @@ mod tests {
     use super::*;
 
     fn arena(size: usize) -> Arena {
-        Arena { region: None, size, holes: Mutex::new(BTreeMap::from([(0, size)])) }
+        Arena { region: None, holes: Mutex::new(BTreeMap::from([(0, size)])) }
     }
 
     #[test]

@@ -87,6 +87,20 @@ impl From<(usize, usize, usize)> for Grid {
     }
 }
 
+/// GPUs that the driver shows.
+pub(crate) fn count() -> Result<usize, KernelError> {
+    let said = |message: String| KernelError::Device { device: "cuda".into(), message };
+    // SAFETY: only looks for the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(said(NO_DRIVER.into()));
+    }
+    result::init().map_err(|e| said(describe(e)))?;
+    let count = result::device::get_count().map_err(|e| said(describe(e)))?;
+    Ok(count as usize)
+}
+
+const NO_DRIVER: &str = "libcuda.so.1 is not there: this machine has no NVIDIA driver";
+
 impl Device {
     /// Opens a GPU and loads the kernels.
     ///
@@ -109,8 +123,8 @@ impl Device {
         }
         let said = |e: DriverError| missing(&describe(e));
         result::init().map_err(said)?;
-        let count = result::device::get_count().map_err(said)?;
-        if ordinal >= count as usize {
+        let count = count()?;
+        if ordinal >= count {
             return Err(missing(&format!("there are {count} GPUs, numbered from 0")));
         }
         let device = result::device::get(ordinal as i32).map_err(said)?;

@@ -116,7 +116,7 @@ impl Tensor {
         let out = Self::new(device, rows, width, element);
         match (dtype, element) {
             (Dtype::F32, Element::F32) | (Dtype::Bf16, Element::Bf16) => {
-                out.memory.write(device, 0, bytes)
+                out.memory.write(device, 0, bytes);
             }
             (dtype, element) => {
                 let values: Vec<f32> = match dtype {

@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Shows whether a cut pipeline answers like the whole model; exit status 0: same, 1: differs, 2: no verdict
     Verify(VerifyArgs),
+    /// Compares every operation of a backend with the CPU's float32 reference; exit status 1 when one is out of bounds
+    Selftest(SelftestArgs),
     /// Measurements
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -114,6 +116,9 @@ pub(crate) struct UpArgs {
     /// Device of the stages
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub(crate) backend: Device,
+    /// GPU of each stage, from 0 [default: the stage's index, over the GPUs that there are]
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
+    pub(crate) gpus: Vec<usize>,
     /// Compute threads per stage [default: the machine's cores over the stages]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -164,6 +169,9 @@ pub(crate) struct StageArgs {
     /// Device
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub(crate) backend: Device,
+    /// Which GPU, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpu: usize,
     /// Compute threads [default: the machine's cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -209,6 +217,13 @@ pub(crate) struct VerifyArgs {
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) split: SplitArgs,
+    /// Device of the cut pipeline
+    #[arg(long, value_enum, default_value_t = Device::Cpu, conflicts_with = "endpoint")]
+    pub(crate) backend: Device,
+    /// Device of the uncut model; on another one than the cut pipeline's, likelihoods are compared and not bits
+    /// [default: the cut pipeline's]
+    #[arg(long, value_enum, conflicts_with = "endpoint")]
+    pub(crate) reference_backend: Option<Device>,
     /// Runs a fault on purpose in the cut pipeline, to see what it does and that the checks find it
     #[arg(long, value_enum, conflicts_with = "endpoint")]
     pub(crate) reproduce: Option<Fault>,
@@ -242,6 +257,22 @@ pub(crate) struct VerifyArgs {
     /// Write the report with plots as one self-contained page
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SelftestArgs {
+    /// Device to test
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    pub(crate) backend: Device,
+    /// Which GPU, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpu: usize,
+    /// Only small sizes: seconds instead of minutes, for a run under a checker
+    #[arg(long)]
+    pub(crate) small: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -281,6 +312,8 @@ pub(crate) struct BenchPipelineArgs {
 pub(crate) enum Device {
     /// The processor
     Cpu,
+    /// An NVIDIA GPU
+    Cuda,
 }
 
 /// How hand-offs travel.

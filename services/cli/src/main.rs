@@ -7,6 +7,7 @@ mod coordinator;
 mod demo;
 mod plan;
 mod progress;
+mod selftest;
 mod serve;
 mod shutdown;
 mod stage;
@@ -37,6 +38,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Up(args) => block_on(up::run(args)),
         Command::Coordinator(args) => block_on(coordinator::run(args)),
         Command::Stage(args) => block_on(stage::run(args)),
+        Command::Selftest(args) => return selftest::run(&args),
         Command::Bench(BenchCommand::Pipeline(args)) => block_on(bench::pipeline::run(args)),
         Command::Verify(args) => return block_on(verify::run(args)),
     }?;

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use baton_stage::{BackendKind, StageConfig};
 
-use crate::args::StageArgs;
+use crate::args::{Device, StageArgs};
 use crate::shutdown;
 
 pub(crate) async fn run(args: StageArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
     let backend = match args.delay_ms {
         Some(ms) => BackendKind::Delay(Duration::try_from_secs_f64(ms / 1e3)?),
-        None => BackendKind::Cpu,
+        None => match args.backend {
+            Device::Cpu => BackendKind::Cpu,
+            Device::Cuda => BackendKind::Cuda { ordinal: args.gpu },
+        },
     };
     let config = StageConfig {
         coordinator: args.coordinator,

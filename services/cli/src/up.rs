@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use crate::args::UpArgs;
+use crate::args::{Device, UpArgs};
 use crate::children::Children;
 use crate::{demo, serve, shutdown};
 
@@ -25,8 +25,14 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     let mut serving = serve::start(&model, plan, &args.pipeline, http, grpc, &shutdown).await?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or_else(|| (cores / stages).max(1));
+    let gpus = match args.backend {
+        Device::Cpu => 1,
+        Device::Cuda => gpus()?,
+    };
     let mut children = Children::spawn(
-        (0..stages).map(|index| arguments(&coordinator, &model, index, threads, &args)).collect(),
+        (0..stages)
+            .map(|index| arguments(&coordinator, &model, index, threads, &args, gpus))
+            .collect(),
     )?;
     let outcome = loop {
         tokio::select! {
@@ -51,12 +57,24 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     outcome
 }
 
+/// GPUs of this machine.
+#[cfg(feature = "cuda")]
+fn gpus() -> anyhow::Result<usize> {
+    Ok(baton_kernels::cuda::device_count()?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> anyhow::Result<usize> {
+    anyhow::bail!("--backend cuda: this binary was built without the feature `cuda`")
+}
+
 fn arguments(
     coordinator: &str,
     model: &Path,
     index: usize,
     threads: usize,
     args: &UpArgs,
+    gpus: usize,
 ) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["stage".into()];
     let mut option = |name: &str, value: OsString| arguments.extend([name.into(), value]);
@@ -65,6 +83,11 @@ fn arguments(
     option("--listen", "127.0.0.1:0".into());
     option("--index", index.to_string().into());
     option("--threads", threads.to_string().into());
+    if args.backend == Device::Cuda {
+        option("--backend", "cuda".into());
+        let gpu = args.gpus.get(index).or(args.gpus.last()).copied().unwrap_or(index % gpus);
+        option("--gpu", gpu.to_string().into());
+    }
     if let Some(eps) = args.latent_norm_eps {
         option("--latent-norm-eps", eps.to_string().into());
     }

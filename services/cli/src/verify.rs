@@ -10,7 +10,7 @@ use baton_verify::remote::{self, RemoteOptions};
 use baton_verify::{Report, Verdict, report};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::args::{Fault, VerifyArgs};
+use crate::args::{Device, Fault, VerifyArgs};
 use crate::{demo, plan};
 
 /// Exit status of a verdict; an error that prevents one ends with 2.
@@ -60,6 +60,8 @@ pub(crate) async fn run(args: VerifyArgs) -> anyhow::Result<ExitCode> {
                 reproduce: args.reproduce.map(|Fault::Stale| Reproduce::Stale),
                 text: args.text.clone(),
                 trials: args.trials,
+                device: device(args.backend),
+                reference_device: device(args.reference_backend.unwrap_or(args.backend)),
             };
             // Nothing else runs meanwhile: this thread may compute.
             local::verify(&options, &mut progress)?
@@ -75,6 +77,13 @@ pub(crate) async fn run(args: VerifyArgs) -> anyhow::Result<ExitCode> {
         Verdict::Same => ExitCode::SUCCESS,
         Verdict::Differs => ExitCode::from(DIFFERS),
     })
+}
+
+fn device(device: Device) -> local::Device {
+    match device {
+        Device::Cpu => local::Device::Cpu,
+        Device::Cuda => local::Device::Cuda { ordinal: 0 },
+    }
 }
 
 fn print(report: &Report, json: bool) -> anyhow::Result<()> {

@@ -19,6 +19,9 @@ use crate::step::{StepInput, StepOutput, StepRequest};
 /// Rows of prompt scoring whose logits exist at once; a long prompt's would not fit in memory.
 const SCORED_AT_ONCE: usize = 64;
 
+/// Scores of a chunk of rows, and what else does not grow with a step.
+const SCORE_BYTES: u64 = 320 << 20;
+
 /// How far loading has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
@@ -365,12 +368,31 @@ impl<B: Backend> Slice<B> {
     }
 }
 
-/// Bytes of KV that one block takes on a slice of these layers, with f32 pages.
+/// Bytes of KV that one block takes on a slice of these layers.
 #[must_use]
-pub fn kv_bytes_per_block(config: &ModelConfig, contract: &StageContract) -> u64 {
-    let layout = baton_plan::KvLayout::Plain(HiddenDtype::F32);
+pub fn kv_bytes_per_block(
+    config: &ModelConfig,
+    contract: &StageContract,
+    layout: baton_plan::KvLayout,
+) -> u64 {
     let token: u64 = contract.layers.clone().map(|layer| layout.layer_bytes(config, layer)).sum();
     token * contract.block_size as u64
+}
+
+/// Bytes for the tensors that exist at once within a step, on a device that allocates them beforehand: what one layer keeps
+/// alive of a step's rows, the index rows, the scores of a chunk of them and the logits of a batch.
+#[must_use]
+pub fn workspace_bytes(config: &ModelConfig, contract: &StageContract) -> u64 {
+    let (heads, latent) = (config.num_heads, config.kv_lora_rank + config.qk_rope_head_dim);
+    let attention = heads * (2 * latent + config.qk_head_dim() + config.v_head_dim);
+    let chosen = config.experts_per_token;
+    let experts = chosen * (config.moe_intermediate_size + config.hidden_size);
+    let dense = 3 * config.intermediate_size + 6 * config.hidden_size;
+    let index = config.index_heads * config.index_head_dim + 3 * config.index_topk;
+    let row = 4 * (attention + experts + dense + index) as u64;
+    let logits = 4 * (SCORED_AT_ONCE.max(256) * config.vocab_size) as u64;
+    let head = if contract.is_last() { 2 * logits } else { 0 };
+    SCORE_BYTES + head + row * contract.row_capacity as u64 * 5 / 4
 }
 
 /// Bytes of the checkpoint that a slice needs, by its config.

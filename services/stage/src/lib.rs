@@ -7,6 +7,7 @@ mod block_tables;
 mod contract;
 pub mod engine;
 mod join;
+mod load;
 mod runner;
 mod service;
 
@@ -25,6 +26,11 @@ use tonic::transport::server::TcpIncoming;
 pub enum BackendKind {
     /// The model, on the processor.
     Cpu,
+    /// The model, on a GPU; needs the feature `cuda`.
+    Cuda {
+        /// Which one, from 0.
+        ordinal: usize,
+    },
     /// No model: every step sleeps this long.
     Delay(Duration),
 }

@@ -7,8 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_kernels::{CpuBackend, CpuOptions};
-use baton_model::{Checkpoint, Slice};
+use baton_model::Checkpoint;
 use baton_plan::{ModelConfig, StageContract};
 use baton_proto::v1;
 use baton_transport::FrameLimits;
@@ -21,14 +20,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::engine::{DelayEngine, Engine};
+use crate::load::{self, Load};
 use crate::runner::{Queued, Runner, Totals};
 use crate::{BackendKind, StageConfig, StageError};
 
 /// Steps that may wait in front of the compute thread.
 const QUEUE: usize = 64;
-/// KV blocks when nothing else bounds them: tokens of this many longest contexts.
-const DEFAULT_CONTEXTS: usize = 8;
-const DEFAULT_TOKENS: usize = 65_536;
 
 /// A stage's own reading of its model directory.
 #[derive(Debug)]
@@ -97,6 +94,7 @@ impl Host {
     pub(crate) fn backend_name(&self) -> &'static str {
         match self.backend {
             BackendKind::Cpu => "cpu",
+            BackendKind::Cuda { .. } => "cuda",
             BackendKind::Delay(_) => "delay",
         }
     }
@@ -130,16 +128,28 @@ impl Host {
         let (engine, done): (Box<dyn Engine>, _) = match (self.backend, &self.model) {
             (BackendKind::Delay(delay), _) => {
                 let kv_blocks = match request.max_kv_blocks {
-                    0 => (DEFAULT_TOKENS / contract.block_size) as u32,
+                    0 => load::default_blocks(contract.block_size),
                     n => n,
                 };
                 let engine = Box::new(DelayEngine::new(contract.clone(), delay));
                 (engine, v1::LoadDone { kv_blocks, ..Default::default() })
             }
-            (BackendKind::Cpu, Some(model)) => {
-                self.load_model(model, &contract, &request, progress)?
+            (backend, Some(model)) => {
+                // A stage may be loaded more than once in its life; an index was read before the first time.
+                let first = self.state().bytes_read == 0;
+                let load = Load {
+                    model,
+                    backend,
+                    threads: self.threads,
+                    memory_bytes: self.memory_bytes,
+                    contract: &contract,
+                    request: &request,
+                    before: if first { 0 } else { model.checkpoint.bytes_read() },
+                    progress,
+                };
+                load.run()?
             }
-            (BackendKind::Cpu, None) => return Err("this stage has no model directory".into()),
+            (_, None) => return Err("this stage has no model directory".into()),
         };
         let mut state = self.state();
         state.engine = Some(engine);
@@ -148,86 +158,6 @@ impl Host {
         state.bytes_read = done.bytes_read;
         state.kv_blocks = done.kv_blocks;
         Ok(v1::LoadDone { seconds: started.elapsed().as_secs_f64(), ..done })
-    }
-
-    fn load_model(
-        &self,
-        model: &Model,
-        contract: &StageContract,
-        request: &v1::LoadRequest,
-        progress: &mpsc::Sender<Result<v1::LoadEvent, Status>>,
-    ) -> Result<(Box<dyn Engine>, v1::LoadDone), String> {
-        let checkpoint = &model.checkpoint;
-        if request.checkpoint_digest != checkpoint.digest() {
-            return Err(format!(
-                "checkpoint digests differ: this stage's directory has {}, the coordinator's {}",
-                checkpoint.digest(),
-                request.checkpoint_digest
-            ));
-        }
-        // A stage may be loaded more than once in its life; an index was read before the first time.
-        let before = if self.state().bytes_read == 0 { 0 } else { checkpoint.bytes_read() };
-        let weights_before = checkpoint.tensor_bytes_read();
-        let needed = baton_model::slice::bytes_needed(&model.config, contract);
-        let kv_blocks = self.kv_blocks(model, contract, request.max_kv_blocks, needed)?;
-        let backend =
-            CpuBackend::new(CpuOptions { threads: self.threads }).map_err(|e| e.to_string())?;
-        let mut report = |loaded: baton_model::LoadProgress| {
-            let event = v1::LoadEvent {
-                event: Some(v1::load_event::Event::Progress(v1::LoadProgress {
-                    bytes_done: loaded.bytes_read - before,
-                    bytes_total: needed.max(loaded.bytes_read - before),
-                    tensor: format!("{} of {} parts", loaded.done, loaded.total),
-                })),
-            };
-            // Progress that nobody waits for may be lost; the end of the load is what counts.
-            let _ = progress.try_send(Ok(event));
-        };
-        let slice = Slice::load(
-            backend,
-            &model.config,
-            checkpoint,
-            contract.clone(),
-            kv_blocks as usize,
-            &mut report,
-        )
-        .map_err(|e| e.to_string())?;
-        let done = v1::LoadDone {
-            bytes_read: checkpoint.bytes_read() - before,
-            bytes_needed: needed,
-            weight_bytes: checkpoint.tensor_bytes_read() - weights_before,
-            kv_blocks,
-            seconds: 0.0,
-        };
-        Ok((Box::new(slice), done))
-    }
-
-    fn kv_blocks(
-        &self,
-        model: &Model,
-        contract: &StageContract,
-        limit: u32,
-        weight_bytes: u64,
-    ) -> Result<u32, String> {
-        let tokens =
-            model.config.max_positions.saturating_mul(DEFAULT_CONTEXTS).min(DEFAULT_TOKENS);
-        let mut blocks = tokens
-            .max(model.config.max_positions.min(DEFAULT_TOKENS))
-            .div_ceil(contract.block_size) as u64;
-        if let Some(memory) = self.memory_bytes {
-            let block = baton_model::slice::kv_bytes_per_block(&model.config, contract).max(1);
-            blocks = blocks.min(memory.saturating_sub(weight_bytes) / block);
-            if blocks == 0 {
-                return Err(format!(
-                    "{memory} bytes of memory do not hold {weight_bytes} bytes of weights and one \
-                     KV block of {block} bytes"
-                ));
-            }
-        }
-        if limit > 0 {
-            blocks = blocks.min(u64::from(limit));
-        }
-        Ok(u32::try_from(blocks).unwrap_or(u32::MAX))
     }
 
     fn wire(&self, request: &v1::WireRequest) -> Result<v1::WireReply, String> {

@@ -26,6 +26,9 @@ pub enum VerifyError {
     /// The device.
     #[error(transparent)]
     Kernel(#[from] baton_kernels::KernelError),
+    /// A GPU was asked of a build that has none.
+    #[error("this binary was built without the feature `cuda`")]
+    NoCuda,
     /// A hand-off was refused.
     #[error("stage {stage}: {reason}")]
     HandOff {

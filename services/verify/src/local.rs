@@ -8,6 +8,7 @@ use tokenizers::Tokenizer;
 
 use crate::Progress;
 use crate::error::VerifyError;
+pub use crate::pipeline::Device;
 use crate::pipeline::{Answer, CHUNK, Pipeline};
 use crate::report::{Carries, Copies, Loss, Prefix, Report, Speed, Verdict};
 use crate::text::{CopyTask, common_prefix, decode, encode, passage, tokenizer};
@@ -24,6 +25,8 @@ const GIVEN: usize = 128;
 const WRITTEN: usize = 64;
 /// Largest difference of the mean loss that counts as none.
 const TOLERANCE: f64 = 0.0005;
+/// As above, between two devices.
+const DEVICE_TOLERANCE: f64 = 0.005;
 
 /// A fault to reproduce on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,11 @@ pub struct LocalOptions {
     pub text: Option<PathBuf>,
     /// Lists to copy, per length.
     pub trials: usize,
+    /// Where the cut pipeline runs.
+    pub device: Device,
+    /// Where the uncut model runs. On another device than the cut one, answers are compared as those of two servers:
+    /// likelihoods and copies within a tolerance, and not every bit.
+    pub reference_device: Device,
 }
 
 /// Runs both and compares.
@@ -65,23 +73,34 @@ pub fn verify(options: &LocalOptions, progress: Progress<'_>) -> Result<Report, 
     let whole = Partition::from_counts(&[config.num_layers], config.num_layers)?;
     let stale = options.reproduce == Some(Reproduce::Stale);
     let longest = config.max_positions.min(2 * segment);
-    let load = |partition, stale| Pipeline::load(directory, &config, partition, longest, stale);
+    let load = |partition, device, stale| {
+        Pipeline::load(directory, &config, partition, longest, device, stale)
+    };
+    let exact = options.device == options.reference_device;
     let mut sides = Sides {
-        reference: load(&whole, false)?,
-        candidate: load(&options.partition, stale)?,
+        reference: load(&whole, options.reference_device, false)?,
+        candidate: load(&options.partition, options.device, stale)?,
         times: [Times::default(); 2],
     };
     let mut carries = cuts(&config, &options.partition);
-    let (loss, first_diverging_layer) =
+    let (mut loss, first_diverging_layer) =
         read(&mut sides, &tokens, segment, least, &mut carries, progress)?;
+    if !exact {
+        loss.tolerance = DEVICE_TOLERANCE;
+    }
     let copies = copy(&mut sides, directory, &tokenizer, options.trials, longest, progress)?;
     let prefixes = continuations(&mut sides, &tokenizer, &tokens, segment, progress)?;
     let split: Vec<String> =
         options.partition.slices().iter().map(|s| s.len().to_string()).collect();
     let [reference, candidate] = sides.times;
     let report = Report {
-        reference: format!("{}, uncut", directory.display()),
-        candidate: format!("{}, split {}", directory.display(), split.join(",")),
+        reference: format!("{}, uncut, on {}", directory.display(), options.reference_device),
+        candidate: format!(
+            "{}, split {}, on {}",
+            directory.display(),
+            split.join(","),
+            options.device
+        ),
         reproduced: stale
             .then(|| "stale index rows at every cut inside a run of shared layers".into()),
         carries,
@@ -94,7 +113,7 @@ pub fn verify(options: &LocalOptions, progress: Progress<'_>) -> Result<Report, 
         differences: Vec::new(),
         verdict: Verdict::Same,
     };
-    Ok(report.decide(true))
+    Ok(report.decide(exact))
 }
 
 struct Sides {

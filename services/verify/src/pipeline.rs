@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use baton_kernels::sampling::{SampleRequest, ScoreRequest};
-use baton_kernels::{Batch, CpuBackend, CpuOptions, Segment};
-use baton_model::{Checkpoint, Slice, StepInput, StepOutput, StepRequest};
-use baton_plan::{Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig, Partition};
+use baton_kernels::{Backend, Batch, CpuBackend, CpuOptions, Segment};
+use baton_model::{Checkpoint, Slice, SliceError, StepInput, StepOutput, StepRequest};
+use baton_plan::{
+    Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig, Partition, StageContract,
+};
 use baton_transport::frame::{decode, encode};
 use baton_transport::{ExpectedStep, FrameLimits, HandOff};
 
@@ -19,13 +21,107 @@ pub(crate) const CHUNK: usize = 128;
 
 /// One sequence at a time through slices of a model.
 pub(crate) struct Pipeline {
-    slices: Vec<Slice<CpuBackend>>,
+    slices: Vec<Box<dyn Stage>>,
     /// One per stage where stock behaviour is reproduced.
     stale: Option<Vec<StockBuffer>>,
     full_layers: Vec<usize>,
     topk: usize,
     longest: usize,
     step_id: u64,
+}
+
+/// Where slices are run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// A GPU; needs the feature `cuda`.
+    Cuda {
+        /// Which one, from 0.
+        ordinal: usize,
+    },
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda { ordinal } => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// A slice on some device.
+trait Stage {
+    fn contract(&self) -> &StageContract;
+    fn step(
+        &mut self,
+        request: &StepRequest,
+        input: StepInput<'_>,
+        watch: &mut Watch<'_>,
+    ) -> Result<StepOutput, SliceError>;
+}
+
+impl<B: Backend> Stage for Slice<B> {
+    fn contract(&self) -> &StageContract {
+        self.contract()
+    }
+
+    fn step(
+        &mut self,
+        request: &StepRequest,
+        input: StepInput<'_>,
+        watch: &mut Watch<'_>,
+    ) -> Result<StepOutput, SliceError> {
+        self.forward_observed(request, input, watch)
+    }
+}
+
+impl Device {
+    fn load(
+        self,
+        config: &ModelConfig,
+        checkpoint: &Checkpoint,
+        contract: StageContract,
+        blocks: usize,
+    ) -> Result<Box<dyn Stage>, VerifyError> {
+        match self {
+            Self::Cpu => {
+                let backend = CpuBackend::new(CpuOptions::default())?;
+                Ok(Box::new(Slice::load(
+                    backend,
+                    config,
+                    checkpoint,
+                    contract,
+                    blocks,
+                    &mut |_| {},
+                )?))
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda { ordinal } => {
+                let options = baton_kernels::CudaOptions {
+                    ordinal,
+                    activations: match contract.hidden_dtype {
+                        HiddenDtype::F32 => baton_kernels::cuda::Element::F32,
+                        HiddenDtype::Bf16 => baton_kernels::cuda::Element::Bf16,
+                    },
+                    workspace: baton_model::slice::workspace_bytes(config, &contract),
+                };
+                let backend = baton_kernels::CudaBackend::new(options)?;
+                Ok(Box::new(Slice::load(
+                    backend,
+                    config,
+                    checkpoint,
+                    contract,
+                    blocks,
+                    &mut |_| {},
+                )?))
+            }
+            #[cfg(not(feature = "cuda"))]
+            Self::Cuda { .. } => Err(VerifyError::NoCuda),
+        }
+    }
 }
 
 /// What a step answers.
@@ -46,6 +142,7 @@ impl Pipeline {
         config: &ModelConfig,
         partition: &Partition,
         longest: usize,
+        device: Device,
         reproduce_stale: bool,
     ) -> Result<Self, VerifyError> {
         let options = ContractOptions {
@@ -63,10 +160,7 @@ impl Pipeline {
         let slices = contract
             .stages
             .into_iter()
-            .map(|contract| {
-                let backend = CpuBackend::new(CpuOptions::default())?;
-                Ok(Slice::load(backend, config, &checkpoint, contract, blocks, &mut |_| {})?)
-            })
+            .map(|contract| device.load(config, &checkpoint, contract, blocks))
             .collect::<Result<_, VerifyError>>()?;
         Ok(Self {
             slices,
@@ -129,7 +223,7 @@ impl Pipeline {
                 long: long.clone(),
                 seen: &mut answer.seen,
             };
-            match slice.forward_observed(&request, input, &mut watch)? {
+            match slice.step(&request, input, &mut watch)? {
                 StepOutput::HandOff(sent) => wire = Some(sent),
                 StepOutput::Tokens { sampled, scored } => {
                     answer.next = sampled.first().map_or(0, |s| s.token);

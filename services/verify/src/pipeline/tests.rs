@@ -14,7 +14,8 @@ fn demo() -> std::path::PathBuf {
 fn copies(counts: &[usize], trials: usize) -> Vec<Vec<u32>> {
     let config = ModelConfig::load(&demo()).unwrap();
     let partition = Partition::from_counts(counts, config.num_layers).unwrap();
-    let mut pipeline = Pipeline::load(&demo(), &config, &partition, LONGEST, false).unwrap();
+    let mut pipeline =
+        Pipeline::load(&demo(), &config, &partition, LONGEST, Device::Cpu, false).unwrap();
     let tokenizer = tokenizer(&demo()).unwrap();
     let lists = CopyTask::load(Some(&demo())).unwrap().trials(50, trials);
     lists
