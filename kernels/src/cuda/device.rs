@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::cublas::sys::cublasHandle_t;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
@@ -19,11 +18,8 @@ pub(crate) struct Device {
     pub(crate) name: String,
     /// Hex digits of the GPU's identity, the same in every process.
     pub(crate) uuid: String,
-    /// Multiprocessors.
-    pub(crate) processors: u32,
     context: sys::CUcontext,
     stream: sys::CUstream,
-    blas: cublasHandle_t,
     modules: Vec<sys::CUmodule>,
     functions: Mutex<HashMap<&'static str, sys::CUfunction>>,
     arena: Mutex<Arc<Arena>>,
@@ -32,7 +28,7 @@ pub(crate) struct Device {
 }
 
 // SAFETY: CUDA contexts, streams, modules and functions may be used from any thread; every use makes the context current
-// first. The cuBLAS handle is used by one operation at a time: operations are issued by the one thread that runs the step.
+// first.
 unsafe impl Send for Device {}
 // SAFETY: as above; what changes after the start is behind a mutex.
 unsafe impl Sync for Device {}
@@ -115,12 +111,6 @@ impl Device {
         if !unsafe { sys::is_culib_present() } {
             return Err(missing("libcuda.so.1 is not there: this machine has no NVIDIA driver"));
         }
-        // SAFETY: as above.
-        if !unsafe { cudarc::cublas::sys::is_culib_present() } {
-            return Err(missing(
-                "libcublas.so is not there: install the CUDA 13 runtime libraries",
-            ));
-        }
         let said = |e: DriverError| missing(&describe(e));
         result::init().map_err(said)?;
         let count = count()?;
@@ -136,7 +126,6 @@ impl Device {
             |which| unsafe { result::device::get_attribute(device, which) }.map_err(said);
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let architecture = format!("{major}{minor}a");
         let images: Vec<_> = CUBINS.iter().filter(|(_, arch, _)| *arch == architecture).collect();
         if images.is_empty() {
@@ -162,18 +151,11 @@ impl Device {
             modules
                 .push(unsafe { result::module::load_data(aligned.as_ptr().cast()) }.map_err(said)?);
         }
-        let blas = cudarc::cublas::result::create_handle()
-            .map_err(|e| missing(&format!("cuBLAS: {e:?}")))?;
-        // SAFETY: both handles are alive.
-        unsafe { cudarc::cublas::result::set_stream(blas, stream.cast()) }
-            .map_err(|e| missing(&format!("cuBLAS: {e:?}")))?;
         let opened = Self {
             name,
             uuid: uuid.bytes.iter().map(|b| format!("{:02x}", *b as u8)).collect(),
-            processors: processors as u32,
             context,
             stream,
-            blas,
             modules,
             functions: Mutex::default(),
             arena: Mutex::new(Arc::new(Arena::empty())),
@@ -197,18 +179,9 @@ impl Device {
         self.stream
     }
 
-    pub(crate) fn blas(&self) -> cublasHandle_t {
-        self.blas
-    }
-
     /// Where step-long tensors are taken from.
     pub(crate) fn arena(&self) -> Arc<Arena> {
         Arc::clone(&lock(&self.arena))
-    }
-
-    /// Takes step-long tensors from another region from now on; gives back the former.
-    pub(crate) fn swap_arena(&self, arena: Arc<Arena>) -> Arc<Arena> {
-        std::mem::replace(&mut lock(&self.arena), arena)
     }
 
     pub(crate) fn error(&self, error: DriverError) -> KernelError {

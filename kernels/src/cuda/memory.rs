@@ -117,22 +117,6 @@ impl Memory {
         device.synchronise();
     }
 
-    /// Copies the first `bytes` of `from` to `offset`.
-    pub(crate) fn copy(&self, device: &Device, offset: usize, from: &Self, bytes: usize) {
-        if bytes == 0 || device.failed() {
-            return;
-        }
-        assert!(
-            offset + bytes <= self.bytes && bytes <= from.bytes,
-            "a copy past the end of device memory"
-        );
-        device.enter();
-        // SAFETY: both ranges were checked; the two are different allocations or parts.
-        device.note(unsafe {
-            result::memcpy_dtod_async(self.at(offset), from.at(0), bytes, device.stream())
-        });
-    }
-
     /// Sets every byte.
     pub(crate) fn fill(&self, device: &Device, value: u8) {
         if self.bytes == 0 || device.failed() {

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::device::{Device, launch};
+use super::device::Device;
 use super::memory::Memory;
 use crate::backend::Dtype;
 
@@ -52,30 +52,8 @@ impl Tensor {
         self.memory.at(0)
     }
 
-    /// Address of a row.
-    pub(crate) fn row(&self, row: usize) -> u64 {
-        self.memory.at(row * self.width * self.element.size())
-    }
-
     pub(crate) fn values(&self) -> usize {
         self.rows * self.width
-    }
-
-    /// The same values in another type.
-    pub(crate) fn cast(&self, device: &Device, element: Element) -> Self {
-        let out = Self::new(device, self.rows, self.width, element);
-        match (self.element, element) {
-            (Element::F32, Element::Bf16) => {
-                launch!(device, "f32_to_bf16", self.values().div_ceil(256), 256, 0;
-                    self.at(), out.at(), self.values() as i64);
-            }
-            (Element::Bf16, Element::F32) => {
-                launch!(device, "bf16_to_f32", self.values().div_ceil(256), 256, 0;
-                    self.at(), out.at(), self.values() as i64);
-            }
-            _ => out.memory.copy(device, 0, &self.memory, self.values() * element.size()),
-        }
-        out
     }
 
     /// The values on the host, little-endian.
