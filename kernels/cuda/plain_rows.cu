@@ -94,6 +94,11 @@ extern "C" __global__ void random_bf16(__nv_bfloat16* out, long long n, unsigned
         out[i] = __float2bfloat16_rn(u * amplitude);
     }
 }
+extern "C" __global__ void random_f32(float* out, long long n, unsigned long long seed, float amplitude) {
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long long)gridDim.x * blockDim.x) {
+        out[i] = (mix(seed * 0x9e3779b97f4a7c15ull + i) * (2.0f / 4294967296.0f) - 1.0f) * amplitude;
+    }
+}
 extern "C" __global__ void fill_f32(float* out, long long n, float value) {
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long long)gridDim.x * blockDim.x) out[i] = value;
 }

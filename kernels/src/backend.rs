@@ -51,6 +51,13 @@ pub enum MatrixData<'a> {
         /// Columns a scale covers.
         block_cols: usize,
     },
+    /// No stored values: the backend draws its own, about `1 / sqrt(cols)` in size, for measurements.
+    MadeUp {
+        /// The same seed gives the same values on one backend.
+        seed: u64,
+        /// Rows and columns of FP8 blocks; bf16 when absent.
+        blocks: Option<(usize, usize)>,
+    },
 }
 
 /// One expert's matrices: `gate` and `up` are `[width, hidden]`, `down` is `[hidden, width]`.
@@ -218,6 +225,11 @@ pub trait Backend: Send + Sync + Sized + 'static {
         block_size: usize,
         head_dim: usize,
     ) -> Result<Self::IndexCache, KernelError>;
+
+    /// Fills a cache with made-up values, for measurements.
+    fn make_up_latents(&self, cache: &mut Self::LatentCache, seed: u64);
+    /// Fills a cache with made-up values, for measurements.
+    fn make_up_index_keys(&self, cache: &mut Self::IndexCache, seed: u64);
 
     // ----- the residual stream ---------------------------------------------------------------------------------------
 

@@ -169,6 +169,14 @@ impl Backend for CpuBackend {
         Ok(IndexCache { width: head_dim, data })
     }
 
+    fn make_up_latents(&self, cache: &mut LatentCache, seed: u64) {
+        tensor::made_up(seed, &mut cache.data);
+    }
+
+    fn make_up_index_keys(&self, cache: &mut IndexCache, seed: u64) {
+        tensor::made_up(seed, &mut cache.data);
+    }
+
     fn embed(&self, table: &Weight, ids: &[u32], padding: usize) -> Tensor {
         let mut out = Tensor::zeros(ids.len() + padding, table.cols);
         for (row, id) in out.data.chunks_exact_mut(table.cols.max(1)).zip(ids) {

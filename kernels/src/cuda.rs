@@ -13,10 +13,12 @@ mod device;
 mod experts;
 mod memory;
 mod placed;
+mod profile;
 mod selection;
 mod tensor;
 mod weight;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use attention::{Absorbed, LatentCache};
@@ -24,6 +26,7 @@ use device::{Device, launch};
 pub use experts::{Experts, Routes};
 use memory::Memory;
 pub use placed::Placed;
+pub use profile::KernelTime;
 pub use selection::{IndexCache, Selection};
 pub use tensor::{Element, Tensor};
 pub use weight::{Vector, Weight};
@@ -121,10 +124,28 @@ impl CudaBackend {
         self.device.synchronise();
     }
 
+    /// Times every kernel from now on, until [`CudaBackend::stop_profile`].
+    pub fn start_profile(&self) {
+        self.device.profile.start();
+    }
+
+    /// Waits for what was queued and gives the time of every kernel since the profile was started.
+    pub fn stop_profile(&self) -> BTreeMap<&'static str, KernelTime> {
+        self.device.synchronise();
+        self.device.profile.stop()
+    }
+
     fn upload_f32(&self, values: &[f32]) -> Result<Memory, KernelError> {
         let memory = Memory::own(&self.device, "a vector", values.len() * 4)?;
         memory.write(&self.device, 0, bytemuck::cast_slice(values));
         Ok(memory)
+    }
+
+    /// Fills a cache with values in (-1, 1).
+    fn make_up(&self, cache: &Memory, seed: u64) {
+        let values = cache.len() / self.element.size();
+        let kernel = self.element.pick("random_f32", "random_bf16");
+        launch!(self.device, kernel, values.div_ceil(256).min(1 << 16), 256, 0; cache.at(0), values as i64, seed, 1.0_f32);
     }
 
     /// The rotary frequencies where a kernel reads them.
@@ -240,6 +261,14 @@ impl Backend for CudaBackend {
             self.element,
         )?;
         Ok(IndexCache { width: head_dim, data })
+    }
+
+    fn make_up_latents(&self, cache: &mut LatentCache, seed: u64) {
+        self.make_up(&cache.data, seed);
+    }
+
+    fn make_up_index_keys(&self, cache: &mut IndexCache, seed: u64) {
+        self.make_up(&cache.data, seed);
     }
 
     fn embed(&self, table: &Weight, ids: &[u32], padding: usize) -> Tensor {

@@ -1,6 +1,8 @@
 //! Activations, vectors and stored matrices of the CPU backend.
 
 use half::{bf16, f16};
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
 
 use crate::backend::{Dtype, KernelError, MatrixData, MatrixView};
 
@@ -85,6 +87,9 @@ impl Weight {
     /// Packs a stored matrix.
     pub(crate) fn pack(matrix: MatrixView<'_>) -> Result<Self, KernelError> {
         let (out, cols) = (matrix.rows, matrix.cols);
+        if let MatrixData::MadeUp { seed, blocks } = matrix.data {
+            return Self::made_up(out, cols, seed, blocks);
+        }
         let panels = match matrix.data {
             MatrixData::F32(bytes) => {
                 check("f32 matrix", out, cols, 4, bytes.len())?;
@@ -98,6 +103,7 @@ impl Weight {
                 check("f16 matrix", out, cols, 2, bytes.len())?;
                 Panels::F16(panel(bytes, out, cols, u16::from_le_bytes))
             }
+            MatrixData::MadeUp { .. } => unreachable!("made up above"),
             MatrixData::Fp8Block { codes, scales, block_rows, block_cols } => {
                 check("fp8 matrix", out, cols, 1, codes.len())?;
                 if block_rows == 0 || block_cols == 0 {
@@ -127,6 +133,30 @@ impl Weight {
         Ok(Self { out, cols, panels })
     }
 
+    /// Draws values about `1 / sqrt(cols)` in size.
+    fn made_up(
+        rows: usize,
+        cols: usize,
+        seed: u64,
+        blocks: Option<(usize, usize)>,
+    ) -> Result<Self, KernelError> {
+        let mut values = vec![0.0; rows * cols];
+        made_up(seed, &mut values);
+        let size = (3.0 / cols.max(1) as f32).sqrt();
+        let view = |data| Self::pack(MatrixView { rows, cols, data });
+        let Some((block_rows, block_cols)) = blocks else {
+            let bytes: Vec<u8> =
+                values.iter().flat_map(|v| bf16::from_f32(v * size).to_le_bytes()).collect();
+            return view(MatrixData::Bf16(&bytes));
+        };
+        // Sign and mantissa of the value, an exponent near that of one: never the code of a NaN.
+        let code = |v: &f32| (v.to_bits() >> 24 & 0x80 | 6 << 3 | v.to_bits() >> 20 & 7) as u8;
+        let codes: Vec<u8> = values.iter().map(code).collect();
+        let grid = rows.div_ceil(block_rows.max(1)) * cols.div_ceil(block_cols.max(1));
+        let scales: Vec<u8> = size.to_le_bytes().repeat(grid);
+        view(MatrixData::Fp8Block { codes: &codes, scales: &scales, block_rows, block_cols })
+    }
+
     /// Packs f32 values given by `(row, column)`.
     pub(crate) fn from_fn(out: usize, cols: usize, value: impl Fn(usize, usize) -> f32) -> Self {
         let mut data = vec![0.0; out.div_ceil(LANES) * cols * LANES];
@@ -151,6 +181,14 @@ impl Weight {
                 E4M3[codes[at] as usize] * scale
             }
         }
+    }
+}
+
+/// Draws values in (-1, 1).
+pub(crate) fn made_up(seed: u64, values: &mut [f32]) {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    for value in values {
+        *value = (random.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0;
     }
 }
 

@@ -11,6 +11,7 @@ use cudarc::driver::sys;
 use super::arena::Arena;
 use super::cubins::CUBINS;
 use super::memory::Memory;
+use super::profile::Profile;
 use crate::backend::KernelError;
 
 /// A GPU and the one stream that every operation of a backend runs on.
@@ -23,6 +24,7 @@ pub(crate) struct Device {
     modules: Vec<sys::CUmodule>,
     functions: Mutex<HashMap<&'static str, sys::CUfunction>>,
     arena: Mutex<Arc<Arena>>,
+    pub(crate) profile: Profile,
     /// The first failure of an operation; what follows it does nothing.
     failure: Mutex<Option<KernelError>>,
 }
@@ -159,6 +161,7 @@ impl Device {
             modules,
             functions: Mutex::default(),
             arena: Mutex::new(Arc::new(Arena::empty())),
+            profile: Profile::default(),
             failure: Mutex::new(None),
         };
         let opened = Arc::new(opened);
@@ -255,24 +258,25 @@ impl Device {
             Err(e) => return self.fail(e),
         };
         let grid = (grid.0 as u32, grid.1 as u32, grid.2 as u32);
-        // SAFETY: the arguments are of the number and types that the head of the kernel's file states (each call is beside
-        // that list in review), and the memory they point to is alive until work queued later on this stream reuses it.
-        let queued = unsafe {
-            result::launch_kernel(
-                function,
-                grid,
-                (block, 1, 1),
-                shared as u32,
-                self.stream,
-                arguments,
-            )
-        };
-        if let Err(e) = queued {
-            self.fail(KernelError::Device {
-                device: self.name.clone(),
-                message: format!("{name}: {}", describe(e)),
-            });
-        }
+        self.profile.around(name, self.stream, || {
+            // SAFETY: the arguments are of the number and types that the head of the kernel's file states (each call is
+            // beside that list in review), and the memory they point to is alive until work queued later on this stream
+            // reuses it.
+            let queued = unsafe {
+                result::launch_kernel(
+                    function,
+                    grid,
+                    (block, 1, 1),
+                    shared as u32,
+                    self.stream,
+                    arguments,
+                )
+            };
+            if let Err(e) = queued {
+                let message = format!("{name}: {}", describe(e));
+                self.fail(KernelError::Device { device: self.name.clone(), message });
+            }
+        });
     }
 
     /// Waits for everything that was queued.

@@ -1,6 +1,6 @@
 //! Stored matrices on the device, as the checkpoint has them.
 
-use super::device::Device;
+use super::device::{Device, launch};
 use super::memory::Memory;
 use crate::backend::{KernelError, MatrixData, MatrixView};
 
@@ -49,6 +49,10 @@ impl Kind {
             MatrixData::Bf16(_) => Self::Bf16,
             MatrixData::F16(_) => Self::F16,
             MatrixData::Fp8Block { block_rows, block_cols, .. } => {
+                Self::Fp8 { block_rows: *block_rows, block_cols: *block_cols }
+            }
+            MatrixData::MadeUp { blocks: None, .. } => Self::Bf16,
+            MatrixData::MadeUp { blocks: Some((block_rows, block_cols)), .. } => {
                 Self::Fp8 { block_rows: *block_rows, block_cols: *block_cols }
             }
         }
@@ -130,6 +134,13 @@ impl Weight {
                     scales.write(device, at * scale_bytes, stored);
                     codes
                 }
+                MatrixData::MadeUp { seed, .. } => {
+                    make_up(device, &data, at * bytes, kind, rows * cols, cols, seed);
+                    let size = 0.5 * (3.0 / cols.max(1) as f32).sqrt();
+                    launch!(device, "fill_f32", (scale_bytes / 4).div_ceil(256), 256, 0;
+                        scales.at(at * scale_bytes), (scale_bytes / 4) as i64, size);
+                    continue;
+                }
             };
             if values.len() != bytes {
                 return Err(mismatch(what, format!("{bytes} bytes"), values.len().to_string()));
@@ -158,6 +169,28 @@ impl Weight {
             block_rows,
             block_cols,
             scale_cols: wide as i32,
+        }
+    }
+}
+
+/// Draws `values` of a matrix.
+fn make_up(
+    device: &Device,
+    data: &Memory,
+    at: usize,
+    kind: Kind,
+    values: usize,
+    cols: usize,
+    seed: u64,
+) {
+    let blocks = values.div_ceil(256).min(1 << 16);
+    match kind {
+        Kind::Fp8 { .. } => {
+            launch!(device, "random_codes", blocks, 256, 0; data.at(at), values as i64, seed);
+        }
+        _ => {
+            let amplitude = (3.0 / cols.max(1) as f32).sqrt();
+            launch!(device, "random_bf16", blocks, 256, 0; data.at(at), values as i64, seed, amplitude);
         }
     }
 }

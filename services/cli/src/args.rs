@@ -38,6 +38,8 @@ pub(crate) enum Command {
 pub(crate) enum BenchCommand {
     /// What the control plane costs: real stages whose compute is a fixed delay
     Pipeline(BenchPipelineArgs),
+    /// What one stage's layers take on a GPU, beside the counted floor; weights are made up on the device
+    Stage(BenchStageArgs),
 }
 
 /// How the model is cut.
@@ -307,6 +309,55 @@ pub(crate) struct BenchPipelineArgs {
     pub(crate) json: bool,
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct BenchStageArgs {
+    /// Config of the model
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Layers of the stage, the last one excluded
+    #[arg(long, value_name = "A..B", value_parser = layers)]
+    pub(crate) layers: std::ops::Range<usize>,
+    /// What the weights are
+    #[arg(long, value_enum, default_value_t = BenchWeights::RandomFp8)]
+    pub(crate) weights: BenchWeights,
+    /// Decode batches
+    #[arg(
+        long,
+        value_name = "N,N,...",
+        value_delimiter = ',',
+        default_value = "1,8,32,64,128,256"
+    )]
+    pub(crate) batch: Vec<usize>,
+    /// Tokens before each row
+    #[arg(long, value_name = "TOKENS", default_value_t = 32_768)]
+    pub(crate) context: usize,
+    /// Prefill chunks at the end of that context
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = "1024,4096,8192")]
+    pub(crate) prefill: Vec<usize>,
+    /// Type of the residual stream
+    #[arg(long, value_enum, default_value_t = ActivationDtype::Bf16)]
+    pub(crate) activation_dtype: ActivationDtype,
+    /// Which GPU, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpu: usize,
+    /// Runs of each case; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) repeats: usize,
+    /// What a kernel reads per second at best: the floor's divisor
+    #[arg(long, value_name = "TB/s", default_value_t = 4.3)]
+    pub(crate) bandwidth: f64,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What the weights of a benchmark are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchWeights {
+    /// Drawn on the device, stored as the config says
+    RandomFp8,
+}
+
 /// Where a stage computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
@@ -352,6 +403,14 @@ impl LinkKind {
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text} seconds: {e}"))
+}
+
+fn layers(text: &str) -> Result<std::ops::Range<usize>, String> {
+    let parse = |part: &str| part.parse::<usize>().ok();
+    match text.split_once("..").map(|(a, b)| (parse(a), parse(b))) {
+        Some((Some(start), Some(end))) if start < end => Ok(start..end),
+        _ => Err(format!("{text:?}, expected A..B with A below B")),
+    }
 }
 
 /// A host may be a name that only the other side can resolve, so it is not looked up.

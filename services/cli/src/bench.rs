@@ -1,3 +1,4 @@
 //! `baton bench`: measurements. One module per kind.
 
 pub(crate) mod pipeline;
+pub(crate) mod stage;

@@ -40,6 +40,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Stage(args) => block_on(stage::run(args)),
         Command::Selftest(args) => return selftest::run(&args),
         Command::Bench(BenchCommand::Pipeline(args)) => block_on(bench::pipeline::run(args)),
+        Command::Bench(BenchCommand::Stage(args)) => bench::stage::run(&args),
         Command::Verify(args) => return block_on(verify::run(args)),
     }?;
     Ok(ExitCode::SUCCESS)

@@ -5,8 +5,8 @@ use baton_kernels::{
 };
 use baton_plan::ModelConfig;
 
-use crate::checkpoint::Checkpoint;
 use crate::slice::SliceError;
+use crate::weights::Weights;
 
 /// LayerNorm of the index keys, in every implementation.
 const INDEX_NORM_EPS: f32 = 1e-6;
@@ -70,17 +70,17 @@ impl<B: Backend> Layer<B> {
     pub(crate) fn load(
         backend: &B,
         config: &ModelConfig,
-        checkpoint: &Checkpoint,
+        weights: &Weights<'_>,
         number: usize,
         blocks: usize,
         block_size: usize,
     ) -> Result<Self, SliceError> {
         let name = |tensor: &str| format!("model.layers.{number}.{tensor}.weight");
         let matrix = |tensor: &str, rows, cols| -> Result<B::Weight, SliceError> {
-            Ok(backend.weight(checkpoint.matrix(&name(tensor), rows, cols, config.fp8)?)?)
+            Ok(backend.weight(weights.matrix(&name(tensor), rows, cols, config.fp8)?)?)
         };
         let vector = |tensor: &str, len| -> Result<B::Vector, SliceError> {
-            Ok(backend.vector(&checkpoint.vector(&name(tensor), len)?)?)
+            Ok(backend.vector(&weights.vector(&name(tensor), len)?)?)
         };
         let (hidden, heads) = (config.hidden_size, config.num_heads);
         let (rq, rkv) = (config.q_lora_rank, config.kv_lora_rank);
@@ -93,7 +93,7 @@ impl<B: Backend> Layer<B> {
                 wq_b: matrix("self_attn.indexer.wq_b", index_heads * index_dim, rq)?,
                 wk: matrix("self_attn.indexer.wk", index_dim, hidden)?,
                 k_norm_weight: vector("self_attn.indexer.k_norm", index_dim)?,
-                k_norm_bias: backend.vector(&checkpoint.vector(&bias, index_dim)?)?,
+                k_norm_bias: backend.vector(&weights.vector(&bias, index_dim)?)?,
                 weights: matrix("self_attn.indexer.weights_proj", index_heads, hidden)?,
                 keys: backend.index_cache(blocks, block_size, index_dim)?,
             })
@@ -116,14 +116,14 @@ impl<B: Backend> Layer<B> {
             Ffn::Moe {
                 gate: matrix("mlp.gate", config.num_routed_experts, hidden)?,
                 correction: backend
-                    .vector(&checkpoint.vector(&correction, config.num_routed_experts)?)?,
-                experts: experts(backend, config, checkpoint, number)?,
+                    .vector(&weights.vector(&correction, config.num_routed_experts)?)?,
+                experts: experts(backend, config, weights, number)?,
                 shared,
             }
         } else {
             Ffn::Dense(mlp("mlp", config.intermediate_size)?)
         };
-        let kv_b = checkpoint.matrix(
+        let kv_b = weights.matrix(
             &name("self_attn.kv_b_proj"),
             heads * (nope + value),
             rkv,
@@ -163,6 +163,15 @@ impl<B: Backend> Layer<B> {
         let fed = self.ffn.forward(backend, shape, &y);
         backend.add(hidden, &fed, shape.hidden_dtype);
         Ok(())
+    }
+
+    /// Fills the layer's caches with made-up values.
+    pub(crate) fn make_up_context(&mut self, backend: &B) {
+        let seed = self.number as u64;
+        backend.make_up_latents(&mut self.latents, seed);
+        if let Some(indexer) = &mut self.indexer {
+            backend.make_up_index_keys(&mut indexer.keys, seed);
+        }
     }
 
     fn attention(
@@ -273,7 +282,7 @@ impl<B: Backend> Mlp<B> {
 fn experts<B: Backend>(
     backend: &B,
     config: &ModelConfig,
-    checkpoint: &Checkpoint,
+    weights: &Weights<'_>,
     layer: usize,
 ) -> Result<B::Experts, SliceError> {
     let (count, width, hidden) =
@@ -282,12 +291,12 @@ fn experts<B: Backend>(
     let gate_up = format!("{prefix}.gate_up_proj");
     let matrices = (0..count)
         .map(|expert| {
-            if checkpoint.has(&gate_up) {
+            if weights.has(&gate_up) {
                 let fused = [count, 2 * width, hidden];
                 return Ok(ExpertMatrices {
-                    gate: checkpoint.fused(&gate_up, fused, expert, 0..width)?,
-                    up: checkpoint.fused(&gate_up, fused, expert, width..2 * width)?,
-                    down: checkpoint.fused(
+                    gate: weights.fused(&gate_up, fused, expert, 0..width)?,
+                    up: weights.fused(&gate_up, fused, expert, width..2 * width)?,
+                    down: weights.fused(
                         &format!("{prefix}.down_proj"),
                         [count, hidden, width],
                         expert,
@@ -297,7 +306,7 @@ fn experts<B: Backend>(
             }
             let matrix = |name: &str, rows, cols| {
                 let name = format!("{prefix}.{expert}.{name}_proj.weight");
-                checkpoint.matrix(&name, rows, cols, config.fp8)
+                weights.matrix(&name, rows, cols, config.fp8)
             };
             Ok(ExpertMatrices {
                 gate: matrix("gate", width, hidden)?,

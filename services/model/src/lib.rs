@@ -9,6 +9,7 @@ pub mod observer;
 pub mod slice;
 pub mod step;
 pub mod synthetic;
+mod weights;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use observer::Observer;

@@ -15,6 +15,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::layer::{Layer, Shape};
 use crate::observer::Observer;
 use crate::step::{StepInput, StepOutput, StepRequest};
+use crate::weights::{MadeUp, Weights};
 
 /// Rows of prompt scoring whose logits exist at once; a long prompt's would not fit in memory.
 const SCORED_AT_ONCE: usize = 64;
@@ -116,16 +117,55 @@ impl<B: Backend> Slice<B> {
             return Err(SliceError::ConfigDigest { ours, theirs: contract.config_digest });
         }
         checkpoint.check_names(config, contract.layers.clone())?;
+        Self::from_weights(
+            backend,
+            config,
+            &Weights::Checkpoint(checkpoint),
+            contract,
+            kv_blocks,
+            progress,
+        )
+    }
+
+    /// A slice for measurements, without a checkpoint: weights and the caches' contents are drawn by the backend, in the
+    /// types that the config says.
+    ///
+    /// # Errors
+    /// When the device has too little memory.
+    pub fn made_up(
+        backend: B,
+        config: &ModelConfig,
+        contract: StageContract,
+        kv_blocks: usize,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, SliceError> {
+        let weights = Weights::MadeUp(MadeUp::new(config, contract.layers.clone()));
+        let mut slice =
+            Self::from_weights(backend, config, &weights, contract, kv_blocks, progress)?;
+        for layer in &mut slice.layers {
+            layer.make_up_context(&slice.backend);
+        }
+        slice.backend.check()?;
+        Ok(slice)
+    }
+
+    fn from_weights(
+        backend: B,
+        config: &ModelConfig,
+        weights: &Weights<'_>,
+        contract: StageContract,
+        kv_blocks: usize,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, SliceError> {
         let total = contract.layers.len()
             + usize::from(contract.is_first())
             + usize::from(contract.is_last());
         let mut done = 0;
         let mut advance = || {
             done += 1;
-            progress(LoadProgress { done, total, bytes_read: checkpoint.bytes_read() });
+            progress(LoadProgress { done, total, bytes_read: weights.bytes_read() });
         };
-        let table =
-            |name| checkpoint.matrix(name, config.vocab_size, config.hidden_size, config.fp8);
+        let table = |name| weights.matrix(name, config.vocab_size, config.hidden_size, config.fp8);
         let embedding = if contract.is_first() {
             let embedding = backend.weight(table("model.embed_tokens.weight")?)?;
             advance();
@@ -138,7 +178,7 @@ impl<B: Backend> Slice<B> {
             layers.push(Layer::load(
                 &backend,
                 config,
-                checkpoint,
+                weights,
                 number,
                 kv_blocks,
                 contract.block_size,
@@ -146,7 +186,7 @@ impl<B: Backend> Slice<B> {
             advance();
         }
         let head = if contract.is_last() {
-            let norm = checkpoint.vector("model.norm.weight", config.hidden_size)?;
+            let norm = weights.vector("model.norm.weight", config.hidden_size)?;
             let head = backend.weight(table("lm_head.weight")?)?;
             advance();
             Some((backend.vector(&norm)?, head))
@@ -162,7 +202,7 @@ impl<B: Backend> Slice<B> {
             layers,
             embedding,
             head,
-            bytes_read: checkpoint.bytes_read(),
+            bytes_read: weights.bytes_read(),
         })
     }
 

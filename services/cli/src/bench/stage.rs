@@ -1,0 +1,23 @@
+//! `baton bench stage`: one stage's layers on a GPU, beside what reading their bytes and doing their arithmetic takes at
+//! least.
+
+mod floor;
+#[cfg(feature = "cuda")]
+mod measure;
+
+use crate::args::BenchStageArgs;
+
+#[cfg(feature = "cuda")]
+pub(crate) fn run(args: &BenchStageArgs) -> anyhow::Result<()> {
+    measure::run(args)
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn run(args: &BenchStageArgs) -> anyhow::Result<()> {
+    let _ = floor::Floor::new;
+    anyhow::bail!(
+        "baton bench stage --layers {}..{}: this binary was built without the feature `cuda`",
+        args.layers.start,
+        args.layers.end
+    )
+}
