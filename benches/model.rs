@@ -95,6 +95,7 @@ impl Model {
             draw: 0,
             logprobs: None,
             banned: Vec::new(),
+            adjustments: Default::default(),
         });
         let request = StepRequest {
             epoch: 1,

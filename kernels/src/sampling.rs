@@ -1,8 +1,11 @@
 //! From logits to a token: what is asked for and what comes back.
 
+mod adjust;
 mod filter;
 #[cfg(test)]
 mod tests;
+
+pub use adjust::{Adjustments, Penalties};
 
 /// How the next token of one row is chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,13 +28,18 @@ pub struct SampleRequest {
     pub logprobs: Option<usize>,
     /// Tokens that may not be chosen.
     pub banned: Vec<u32>,
+    /// Changes of the logits before the choice.
+    pub adjustments: Adjustments,
 }
 
 impl SampleRequest {
     /// Whether the answer is the most likely token and nothing else is asked: a device may find it without the host.
     #[must_use]
     pub fn is_plain_greedy(&self) -> bool {
-        self.temperature == 0.0 && self.logprobs.is_none_or(|n| n == 0) && self.banned.is_empty()
+        self.temperature == 0.0
+            && self.logprobs.is_none_or(|n| n == 0)
+            && self.banned.is_empty()
+            && self.adjustments.is_empty()
     }
 }
 
@@ -68,13 +76,13 @@ pub struct Scored {
     pub top: Vec<(u32, f32)>,
 }
 
-/// Chooses a token from one row of logits: temperature, then `top_k`, `top_p` and `min_p`, then the draw.
+/// Chooses a token from one row of logits: its [`Adjustments`], temperature, then `top_k`, `top_p` and `min_p`, then the draw.
 ///
-/// Banned tokens are left out before anything else; when all are banned the most likely token is chosen. A NaN logit
+/// Banned tokens and those that the mask does not allow are left out before anything else; when none is left the most likely token is chosen. A NaN logit
 /// is never drawn while there is another.
 #[must_use]
 pub fn sample(logits: &[f32], request: &SampleRequest) -> Sampled {
-    let token = filter::choose(logits, request);
+    let token = filter::choose(&request.adjustments.apply(logits), request);
     let norm = log_sum_exp(logits);
     let logprob = logprob(logits, norm, token);
     let top = request.logprobs.map_or_else(Vec::new, |n| best(logits, norm, n));

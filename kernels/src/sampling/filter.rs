@@ -30,15 +30,16 @@ pub(super) fn keep_best(candidates: &mut Vec<(u32, f32)>, k: usize) {
 /// The token a request draws from `logits`.
 pub(super) fn choose(logits: &[f32], request: &SampleRequest) -> u32 {
     let all = || logits.iter().enumerate().map(|(id, l)| (id as u32, *l));
-    let mut candidates: Vec<(u32, f32)> = if request.banned.is_empty() {
+    let mut banned = request.banned.clone();
+    banned.sort_unstable();
+    let mut candidates: Vec<(u32, f32)> = if banned.is_empty() && request.adjustments.is_empty() {
         all().collect()
     } else {
-        let mut banned = request.banned.clone();
-        banned.sort_unstable();
-        all().filter(|(id, _)| banned.binary_search(id).is_err()).collect()
+        let free = |id: u32| request.adjustments.allows(id) && banned.binary_search(&id).is_err();
+        all().filter(|(id, _)| free(*id)).collect()
     };
     let Some(best) = candidates.iter().min_by(|a, b| better(a, b)).copied() else {
-        // Every token is banned: there is nothing to obey, so the model's own choice stands.
+        // No token is allowed: there is nothing to obey, so the model's own choice stands.
         return all().min_by(better).map_or(0, |(id, _)| id);
     };
     // Nothing to draw from when the best is not finite: all are impossible, or one is certain.

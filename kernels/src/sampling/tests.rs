@@ -11,6 +11,7 @@ fn request() -> SampleRequest {
         draw: 0,
         logprobs: None,
         banned: Vec::new(),
+        adjustments: Adjustments::default(),
     }
 }
 
@@ -84,4 +85,50 @@ fn logprobs_are_those_of_the_raw_logits() {
     let scored = score(&logits, &ScoreRequest { row: 0, target: 3, top: 0 });
     assert!((f64::from(scored.logprob) - (-3.0 - norm)).abs() < 1e-6);
     assert!(scored.top.is_empty());
+}
+
+fn adjusted(adjustments: Adjustments) -> SampleRequest {
+    SampleRequest { temperature: 0.0, adjustments, ..request() }
+}
+
+#[test]
+fn a_mask_leaves_only_its_tokens_and_none_beyond_its_end() {
+    let logits: Vec<f32> = (0..20).map(|i| i as f32).collect();
+    let mask = |bytes: &[u8]| Adjustments { allowed: Some(bytes.to_vec()), ..Default::default() };
+    assert_eq!(sample(&logits, &adjusted(mask(&[0b101, 0b10]))).token, 9);
+    assert_eq!(sample(&logits, &adjusted(mask(&[0b101]))).token, 2);
+    let banned = SampleRequest { banned: vec![2], ..adjusted(mask(&[0b101])) };
+    assert_eq!(sample(&logits, &banned).token, 0);
+    assert!(!banned.is_plain_greedy() && !adjusted(mask(&[1])).is_plain_greedy());
+    for draw in 0..50 {
+        let drawn = SampleRequest { temperature: 2.0, draw, ..adjusted(mask(&[0b11])) };
+        assert!(sample(&logits, &drawn).token < 2);
+    }
+}
+
+#[test]
+fn bias_moves_the_choice_but_not_the_reported_probability() {
+    let logits = [2.0, 1.0, 0.0];
+    let biased = adjusted(Adjustments { bias: vec![(2, 5.0), (99, 1.0)], ..Default::default() });
+    let sampled = sample(&logits, &biased);
+    assert_eq!(sampled.token, 2);
+    assert_eq!(
+        sampled.logprob,
+        score(&logits, &ScoreRequest { row: 0, target: 2, top: 0 }).logprob
+    );
+}
+
+#[test]
+fn penalties_follow_their_formulas() {
+    let penalised = |presence, frequency, repetition, seen: &[(u32, u32)]| {
+        let penalties = Penalties { presence, frequency, repetition, seen: seen.to_vec() };
+        let adjustments = Adjustments { penalties: Some(penalties), ..Default::default() };
+        adjustments.apply(&[3.0, -2.0, 1.0]).into_owned()
+    };
+    // Presence counts once, frequency every time, and neither counts the prompt.
+    assert_eq!(penalised(0.5, 0.0, 1.0, &[(0, 3), (1, 0)]), [2.5, -2.0, 1.0]);
+    assert_eq!(penalised(0.0, 0.5, 1.0, &[(0, 3), (1, 0)]), [1.5, -2.0, 1.0]);
+    // Repetition makes both signs less likely, in prompt and answer alike.
+    assert_eq!(penalised(0.0, 0.0, 2.0, &[(0, 1), (1, 0)]), [1.5, -4.0, 1.0]);
+    assert_eq!(penalised(0.5, 0.25, 2.0, &[(0, 2)]), [0.5, -2.0, 1.0]);
 }

@@ -134,6 +134,7 @@ fn sampled<B: Backend>(
         draw: row as u64,
         logprobs: None,
         banned: Vec::new(),
+        adjustments: Default::default(),
     };
     let greedy: Vec<SampleRequest> = (0..rows).map(|row| request(row, 0.0)).collect();
     let drawn: Vec<SampleRequest> = (0..rows).map(|row| request(row, 0.8)).collect();

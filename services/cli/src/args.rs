@@ -85,6 +85,9 @@ pub(crate) struct PipelineArgs {
     /// Upper bound on KV blocks per stage [default: from memory and the longest context]
     #[arg(long, value_name = "BLOCKS")]
     pub(crate) kv_blocks: Option<u32>,
+    /// Compute every prompt whole, even if an earlier one began alike
+    #[arg(long)]
+    pub(crate) no_prefix_cache: bool,
     /// Requests that may wait before further ones are refused
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub(crate) max_waiting: usize,

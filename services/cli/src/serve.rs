@@ -104,6 +104,7 @@ pub(crate) async fn start(
         prefill_chunk: args.prefill_chunk.unwrap_or(args.step_rows).min(args.step_rows),
         micro_batches: args.micro_batches.unwrap_or(stages).max(1),
         max_kv_blocks: args.kv_blocks.unwrap_or(0),
+        prefix_cache: !args.no_prefix_cache,
         contract: plan.contract,
     };
     let (handle, coordinator) = Coordinator::start(config, shutdown.clone(), startup);

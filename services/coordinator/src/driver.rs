@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
+use crate::prefix::BlockHash;
 use crate::registry::Registry;
 use crate::request::{Event, Readiness, Submission};
 use crate::scheduler::{Limits, Scheduler};
@@ -24,6 +25,8 @@ use crate::wiring::Wired;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) contract: Contract,
+    /// Set when prefixes are cached.
+    pub(crate) cache_root: Option<BlockHash>,
     pub(crate) eos_token_ids: Vec<u32>,
     pub(crate) max_positions: usize,
     pub(crate) max_sequences: usize,
@@ -88,7 +91,7 @@ pub(crate) async fn drive(
     let mut lost = registry.lost();
     let mut tick = tokio::time::interval(POLL);
     let failure = loop {
-        while let Some(step) = pipeline.scheduler.next_step() {
+        while let Some(step) = pipeline.scheduler.next_step(Instant::now()) {
             pipeline.send(&step).await;
         }
         tokio::select! {
@@ -219,6 +222,7 @@ impl Pipeline {
             max_sequences: settings.max_sequences,
             max_positions: settings.max_positions,
             eos_token_ids: settings.eos_token_ids.clone(),
+            cache_root: settings.cache_root,
         };
         Self {
             scheduler: Scheduler::new(limits, wired.kv_blocks, block_size, wired.epoch),
@@ -280,6 +284,7 @@ impl Pipeline {
 
     fn state(&self, failure: Option<&Failure>) -> Value {
         let (running, waiting) = self.scheduler.live();
+        let cache = self.scheduler.cache_counts();
         let statuses = self.statuses.now();
         let stages: Vec<Value> = self
             .settings
@@ -315,6 +320,13 @@ impl Pipeline {
             "epoch": self.wired.epoch,
             "failure": failure.map(Failure::to_string),
             "kv_blocks": {"total": self.wired.kv_blocks, "free": self.scheduler.free_blocks()},
+            "prefix_cache": {
+                "enabled": self.settings.cache_root.is_some(),
+                "queried_tokens": cache.queried_tokens,
+                "hit_tokens": cache.hit_tokens,
+                "cached_blocks": cache.blocks,
+            },
+            "preemptions": self.scheduler.preemptions(),
             "running": running,
             "waiting": waiting,
             "steps_in_flight": self.scheduler.steps_in_flight(),

@@ -5,8 +5,11 @@
 
 mod block_manager;
 mod driver;
+pub mod grammar;
+mod prefix;
 mod registry;
 pub mod request;
+mod sampling;
 mod scheduler;
 mod sequence;
 mod wiring;
@@ -23,6 +26,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 
+pub use grammar::{Grammar, Matcher};
 pub use request::{
     CoordinatorHandle, Event, FinishReason, GenerateRequest, Readiness, SamplingParams,
     SubmitError, TokenLogprob,
@@ -65,6 +69,8 @@ pub struct CoordinatorConfig {
     pub micro_batches: usize,
     /// Upper bound for the KV pool; 0 for none.
     pub max_kv_blocks: u32,
+    /// Whether requests take up the KV of earlier ones with the same beginning.
+    pub prefix_cache: bool,
 }
 
 /// What happens while the pipeline starts.
@@ -198,7 +204,11 @@ async fn run(
                 .serve_with_incoming(incoming),
         )
     };
+    let cache_root = config
+        .prefix_cache
+        .then(|| prefix::model(&config.config_digest, &config.checkpoint_digest));
     let settings = driver::Settings {
+        cache_root,
         contract: config.contract,
         eos_token_ids: config.eos_token_ids,
         max_positions: config.max_positions,

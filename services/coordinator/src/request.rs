@@ -1,12 +1,15 @@
 //! What the gateway asks for and what it hears back.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-/// One sequence to generate.
-#[derive(Clone, Debug)]
+use crate::grammar::Grammar;
+
+/// One sequence to generate. The default is a greedy one without prompt and length.
+#[derive(Clone, Debug, Default)]
 pub struct GenerateRequest {
     /// Prompt; not empty.
     pub prompt: Vec<u32>,
@@ -22,6 +25,16 @@ pub struct GenerateRequest {
     pub stop_token_ids: Vec<u32>,
     /// Keep going at the model's eos ids: they may not be chosen.
     pub ignore_eos: bool,
+    /// Neither eos nor stop ids may be chosen before this many tokens.
+    pub min_tokens: usize,
+    /// Which texts may be generated.
+    pub grammar: Option<Arc<dyn Grammar>>,
+    /// Requests with lower numbers go first.
+    pub priority: i32,
+    /// When the client needs the answer no more.
+    pub deadline: Option<Instant>,
+    /// Only requests with the same salt share cached prefixes.
+    pub cache_salt: String,
     /// W3C trace context of the request; empty when there is none.
     pub traceparent: String,
 }
@@ -39,6 +52,31 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// Fixes the text; drawn at random by the gateway when the client gives none.
     pub seed: u64,
+    /// Subtracted once from the logit of every generated token; 0 is off.
+    pub presence_penalty: f32,
+    /// Subtracted for every time a token was generated; 0 is off.
+    pub frequency_penalty: f32,
+    /// Makes tokens of prompt and answer less likely when above 1; 1 is off.
+    pub repetition_penalty: f32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+impl Default for SamplingParams {
+    /// Greedy.
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            seed: 0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+        }
+    }
 }
 
 /// A token and its log-probability.
@@ -50,9 +88,15 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
-/// What happens to a request, in this order: `Prompt` (when asked for), `Token`..., then one `Finished` or `Failed`.
+/// What happens to a request, in this order: `Admitted`, `Prompt` (when asked for), `Token`..., then one `Finished`, `Expired`
+/// or `Failed`; the last two may come at any time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// It runs for the first time.
+    Admitted {
+        /// Tokens of its prompt whose KV was there already.
+        cached_tokens: usize,
+    },
     /// Scores of prompt tokens `1..`, in order; may come in several pieces.
     Prompt(Vec<(TokenLogprob, Vec<TokenLogprob>)>),
     /// One generated token; the id that ends the generation comes as one too, before `Finished`.
@@ -64,6 +108,8 @@ pub enum Event {
     },
     /// The end.
     Finished(FinishReason),
+    /// The end: the deadline has passed.
+    Expired,
     /// The end, too early: one sentence for the client. `retryable` when the same request may succeed later.
     Failed {
         /// What went wrong.

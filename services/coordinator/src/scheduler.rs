@@ -1,11 +1,17 @@
 //! Who runs when. Pure: steps out, results in.
 
+mod commit;
+mod segment;
+mod share;
+
 use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use baton_proto::v1;
 
 use crate::block_manager::BlockManager;
-use crate::request::{Event, FinishReason, Submission, TokenLogprob};
+use crate::prefix::{self, BlockHash, BlockHashes};
+use crate::request::{Event, FinishReason, Submission};
 use crate::sequence::{KvState, Sequence};
 
 /// What the scheduler may do.
@@ -17,25 +23,40 @@ pub(crate) struct Limits {
     pub(crate) max_sequences: usize,
     pub(crate) max_positions: usize,
     pub(crate) eos_token_ids: Vec<u32>,
+    /// The model's identity in the prefix cache; none without a cache.
+    pub(crate) cache_root: Option<BlockHash>,
 }
 
 /// A segment of a step under way.
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     sequence: u64,
+    /// One past its last position.
+    until: usize,
     /// Whether it yields a token.
     samples: bool,
     /// Prompt tokens it scores.
     scores: usize,
 }
 
-/// Continuous batching with chunked prefill, first come first served.
+/// What the prefix cache did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CacheCounts {
+    /// Prompt tokens of requests that looked.
+    pub(crate) queried_tokens: u64,
+    /// Those of them that were there.
+    pub(crate) hit_tokens: u64,
+    /// Blocks known now.
+    pub(crate) blocks: usize,
+}
+
+/// Continuous batching with chunked prefill: by priority, then first come first served; prompts under way take turns.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     limits: Limits,
     blocks: BlockManager,
     waiting: VecDeque<Sequence>,
-    /// In order of admission: the last one is the youngest.
+    /// By priority, then in order of admission: the last one gives way first.
     running: Vec<Sequence>,
     /// Step -> what its result must bring.
     in_flight: HashMap<u64, Vec<Expected>>,
@@ -43,6 +64,8 @@ pub(crate) struct Scheduler {
     next_sequence: u64,
     next_step: u64,
     epoch: u64,
+    cache: CacheCounts,
+    preemptions: u64,
 }
 
 impl Scheduler {
@@ -57,6 +80,8 @@ impl Scheduler {
             next_sequence: 1,
             next_step: 1,
             epoch,
+            cache: CacheCounts::default(),
+            preemptions: 0,
         }
     }
 
@@ -70,6 +95,14 @@ impl Scheduler {
 
     pub(crate) fn live(&self) -> (usize, usize) {
         (self.running.len(), self.waiting.len())
+    }
+
+    pub(crate) fn cache_counts(&self) -> CacheCounts {
+        CacheCounts { blocks: self.blocks.cached(), ..self.cache }
+    }
+
+    pub(crate) fn preemptions(&self) -> u64 {
+        self.preemptions
     }
 
     /// Takes a request in, or tells it why it can never run.
@@ -90,71 +123,58 @@ impl Scheduler {
         } else {
             None
         };
-        let sequence = Sequence::new(self.next_sequence, submission);
+        let mut sequence = Sequence::new(self.next_sequence, submission);
         self.next_sequence += 1;
         if let Some(message) = refusal {
             sequence.tell(Event::Failed { message, retryable: false });
         } else if sequence.request.max_tokens == 0 && sequence.request.prompt_logprobs.is_none() {
             sequence.tell(Event::Finished(FinishReason::Length));
+        } else if let Err(message) = sequence.prepare_mask() {
+            sequence.tell(Event::Failed { message, retryable: false });
         } else {
-            self.waiting.push_back(sequence);
+            // Scores of a prompt need all its rows.
+            let cached = sequence.request.prompt_logprobs.is_none();
+            sequence.hashes =
+                self.limits.cache_root.filter(|_| cached).map(|model| {
+                    BlockHashes::new(prefix::root(&model, &sequence.request.cache_salt))
+                });
+            let at = self.waiting.partition_point(|s| s.priority() <= sequence.priority());
+            self.waiting.insert(at, sequence);
         }
     }
 
     /// The next step, if there is something to run and room for it in flight.
-    pub(crate) fn next_step(&mut self) -> Option<v1::Step> {
+    pub(crate) fn next_step(&mut self, now: Instant) -> Option<v1::Step> {
         if self.in_flight.len() >= self.limits.micro_batches {
             return None;
         }
-        self.drop_cancelled();
-        let mut budget = self.limits.step_rows;
+        self.drop_gone(now);
         let mut segments = Vec::new();
+        let mut budget = self.limits.step_rows;
         // Decode rows are spread evenly over the steps in flight: every step carries its share.
-        let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
-        let mut share = decoding.div_ceil(self.limits.micro_batches);
-        let ids: Vec<(u64, bool)> = self.running.iter().map(|s| (s.id, s.is_decoding())).collect();
-        for (id, _) in ids.iter().filter(|(_, decoding)| *decoding) {
+        let decoding: Vec<u64> =
+            self.running.iter().filter(|s| s.is_decoding()).map(|s| s.id).collect();
+        let mut share = decoding.len().div_ceil(self.limits.micro_batches);
+        for id in decoding {
             if budget == 0 || share == 0 {
                 break;
             }
-            if let Some(segment) = self.segment(*id, 1) {
+            if let Some(segment) = self.segment(id, 1) {
                 segments.push(segment);
                 budget -= 1;
                 share -= 1;
             }
         }
-        for (id, _) in ids.iter().filter(|(_, decoding)| !*decoding) {
-            let chunk = budget.min(self.limits.prefill_chunk);
-            if let Some(segment) = self.segment(*id, chunk) {
-                budget -= segment.token_ids.len();
-                segments.push(segment);
-            }
-        }
-        while budget > 0 && self.running.len() < self.limits.max_sequences {
-            // A newcomer takes free blocks only; it preempts nobody.
-            let Some(next) = self.waiting.front() else { break };
-            let chunk = budget.min(self.limits.prefill_chunk).min(next.tokens.len());
-            if self.blocks.needed(chunk) > self.blocks.free() {
-                break;
-            }
-            let Some(mut next) = self.waiting.pop_front() else { break };
-            next.place = None;
-            let id = next.id;
-            self.running.push(next);
-            if let Some(segment) = self.segment(id, chunk) {
-                budget -= segment.token_ids.len();
-                segments.push(segment);
-            }
-        }
+        self.admit(budget);
+        self.fill(budget, &mut segments);
         if segments.is_empty() && self.released.is_empty() {
             return None;
         }
-        // A preempted sequence may have been given a segment before it lost its blocks.
-        segments.retain(|s| self.running.iter().any(|r| r.id == s.sequence_id));
         let step_id = self.next_step;
         self.next_step += 1;
         let expected = segments.iter().map(|segment| Expected {
             sequence: segment.sequence_id,
+            until: segment.start_position as usize + segment.token_ids.len(),
             samples: segment.sampling.is_some(),
             scores: segment.prompt_scoring.as_ref().map_or(0, |scoring| scoring.targets.len()),
         });
@@ -168,69 +188,83 @@ impl Scheduler {
         })
     }
 
-    /// Rows of a running sequence for the next step, at most `limit`.
-    fn segment(&mut self, id: u64, limit: usize) -> Option<v1::Segment> {
-        let at = self.running.iter().position(|s| s.id == id)?;
-        let rows = self.running[at].ready_rows().min(limit);
-        if rows == 0 {
-            return None;
-        }
-        let sequence = &self.running[at];
-        let mut until = sequence.kv.computed + rows;
-        // Computed anew after preemption, a chunk ends where scoring had come to: targets begin with its first row.
-        if (sequence.kv.computed + 1..until).contains(&sequence.scored) {
-            until = sequence.scored;
-        }
-        while !self.blocks.extend(&mut self.running[at].kv.blocks, until) {
-            // The youngest without rows under way gives way; a sequence never preempts an older one.
-            let victim = (at + 1..self.running.len()).rev().find(|&v| {
-                self.running[v].in_flight == 0 && !self.running[v].kv.blocks.is_empty()
-            })?;
-            self.preempt(victim);
-        }
-        let eos = &self.limits.eos_token_ids;
-        let sequence = &mut self.running[at];
-        let start = sequence.kv.computed;
-        let known = sequence.kv.known;
-        sequence.kv.known = sequence.kv.blocks.len();
-        sequence.kv.computed = until;
-        sequence.in_flight += 1;
-        let prompt = sequence.request.prompt.len();
-        let prompt_scoring = sequence.request.prompt_logprobs.and_then(|top| {
-            // Row r predicts token r + 1; after preemption rows are computed again and not scored again.
-            let first = start.max(sequence.scored);
-            let end = until.min(prompt - 1);
-            (start == first && first < end).then(|| {
-                sequence.scored = end;
-                v1::PromptScoring {
-                    targets: sequence.tokens[first + 1..=end].to_vec(),
-                    top: top as u32,
+    /// Adds prompt rows to a step that has room for `budget` of them.
+    fn fill(&mut self, mut budget: usize, segments: &mut Vec<v1::Segment>) {
+        let turns = self.turns();
+        let wants: Vec<usize> = turns.iter().map(|(_, want)| *want).collect();
+        let mut left_out = Vec::new();
+        for ((id, want), rows) in turns.into_iter().zip(share::divide(budget, &wants)) {
+            match self.segment(id, rows) {
+                Some(segment) => {
+                    budget -= segment.token_ids.len();
+                    segments.push(segment);
                 }
-            })
-        });
-        let request = &sequence.request;
-        let samples = until == sequence.tokens.len() && request.max_tokens > 0;
-        sequence.awaiting_token = samples;
-        let sampling = samples.then(|| v1::Sampling {
-            temperature: request.sampling.temperature,
-            top_p: request.sampling.top_p,
-            top_k: request.sampling.top_k,
-            min_p: request.sampling.min_p,
-            seed: request.sampling.seed,
-            draw: (sequence.tokens.len() - prompt) as u64,
-            logprobs: request.logprobs.map(|n| n as u32),
-            banned_tokens: if request.ignore_eos { eos.clone() } else { Vec::new() },
-        });
-        Some(v1::Segment {
-            sequence_id: id,
-            start_position: start as u32,
-            token_ids: sequence.tokens[start..until].to_vec(),
-            known_blocks: known as u32,
-            new_blocks: sequence.kv.blocks[known..].to_vec(),
-            sampling,
-            prompt_scoring,
-            traceparent: sequence.request.traceparent.clone(),
-        })
+                None => left_out.push((id, want)),
+            }
+        }
+        // Rows that some could not use for want of blocks go to those that may take blocks from others: the first in line.
+        left_out.sort_by_key(|(id, _)| self.running.iter().position(|s| s.id == *id));
+        for (id, want) in left_out {
+            if let Some(segment) = self.segment(id, want.min(budget)) {
+                budget -= segment.token_ids.len();
+                segments.push(segment);
+            }
+        }
+    }
+
+    /// Lets sequences run that wait, as long as there is room for their first rows.
+    fn admit(&mut self, budget: usize) {
+        // Newcomers have the first turn, so that a short prompt does not wait for long ones.
+        let (mut rows, mut promised) = (0, 0);
+        while self.running.len() < self.limits.max_sequences && rows < budget {
+            let Some(mut next) = self.waiting.pop_front() else { break };
+            let cached = self.take_prefix(&mut next);
+            let first = (next.tokens.len() - cached).min(self.limits.prefill_chunk).min(budget);
+            // A newcomer takes free blocks only; it preempts nobody.
+            let needed = self.blocks.needed(cached + first) - next.kv.blocks.len();
+            if promised + needed > self.blocks.free() {
+                self.blocks.release(&mut next.kv.blocks);
+                next.kv = KvState::default();
+                self.waiting.push_front(next);
+                break;
+            }
+            promised += needed;
+            rows += first.min(share::LEAST);
+            next.place = None;
+            if !std::mem::replace(&mut next.admitted, true) {
+                if next.hashes.is_some() {
+                    self.cache.queried_tokens += next.tokens.len() as u64;
+                    self.cache.hit_tokens += cached as u64;
+                }
+                next.tell(Event::Admitted { cached_tokens: cached });
+            }
+            let at = self.running.partition_point(|s| s.priority() <= next.priority());
+            self.running.insert(at, next);
+        }
+    }
+
+    /// Gives a sequence the blocks that hold the beginning of its text already; returns the tokens they cover.
+    fn take_prefix(&mut self, sequence: &mut Sequence) -> usize {
+        let block_size = self.blocks.block_size();
+        // The last token is always computed: its row yields the next one.
+        let most = (sequence.tokens.len() - 1) / block_size;
+        if let Some(hashes) = &mut sequence.hashes {
+            let blocks = self.blocks.take_prefix(hashes.of(&sequence.tokens, most, block_size));
+            let cached = blocks.len() * block_size;
+            let published = blocks.len();
+            sequence.kv =
+                KvState { blocks, known: 0, computed: cached, committed: cached, published };
+        }
+        sequence.kv.computed
+    }
+
+    /// Sequences with prompt rows to compute and how many they may get; those that waited longest first.
+    fn turns(&self) -> Vec<(u64, usize)> {
+        let mut turns: Vec<&Sequence> =
+            self.running.iter().filter(|s| !s.is_decoding() && s.ready_rows() > 0).collect();
+        turns.sort_by_key(|s| (s.priority(), s.served));
+        let chunk = self.limits.prefill_chunk;
+        turns.into_iter().map(|s| (s.id, s.ready_rows().min(chunk))).collect()
     }
 
     /// Sends a sequence back to the queue; its tokens are computed again, and nothing it said is said again.
@@ -241,13 +275,27 @@ impl Scheduler {
         sequence.kv = KvState::default();
         sequence.id = self.next_sequence;
         self.next_sequence += 1;
-        self.waiting.push_front(sequence);
+        self.preemptions += 1;
+        let at = self.waiting.partition_point(|s| s.priority() < sequence.priority());
+        self.waiting.insert(at, sequence);
     }
 
-    fn drop_cancelled(&mut self) {
-        self.waiting.retain(|s| !s.cancelled());
-        while let Some(at) = self.running.iter().position(Sequence::cancelled) {
-            self.remove(at);
+    /// Forgets sequences whose client has gone or whose time is over.
+    fn drop_gone(&mut self, now: Instant) {
+        let gone = |s: &Sequence| s.cancelled() || s.expired(now);
+        let end = |s: &Sequence| {
+            if !s.cancelled() {
+                s.tell(Event::Expired);
+            }
+        };
+        self.waiting.retain(|s| {
+            if gone(s) {
+                end(s);
+            }
+            !gone(s)
+        });
+        while let Some(at) = self.running.iter().position(gone) {
+            end(&self.remove(at));
         }
     }
 
@@ -258,77 +306,6 @@ impl Scheduler {
         sequence
     }
 
-    /// Takes the last stage's answer to a step.
-    pub(crate) fn commit(&mut self, result: v1::StepResult) {
-        let step = result.step_id;
-        let Some(expected) = self.in_flight.remove(&step) else { return };
-        let (mut sampled, mut scores) = (HashMap::new(), HashMap::new());
-        sampled.extend(result.sampled.into_iter().map(|s| (s.sequence_id, s)));
-        scores.extend(result.prompt_scores.into_iter().map(|s| (s.sequence_id, s.tokens)));
-        for part in expected {
-            // One that was cancelled or preempted meanwhile wants no answer.
-            let Some(at) = self.running.iter().position(|s| s.id == part.sequence) else {
-                continue;
-            };
-            self.running[at].in_flight -= 1;
-            let scored = scores.remove(&part.sequence).unwrap_or_default();
-            let token = sampled.remove(&part.sequence);
-            if scored.len() != part.scores || token.is_some() != part.samples {
-                let message = format!(
-                    "step {step}: the last stage answered with {} tokens and {} scores, expected {} and {}",
-                    usize::from(token.is_some()),
-                    scored.len(),
-                    usize::from(part.samples),
-                    part.scores
-                );
-                self.remove(at).tell(Event::Failed { message, retryable: true });
-                continue;
-            }
-            if !scored.is_empty() {
-                let scored = scored
-                    .into_iter()
-                    .map(|s| (TokenLogprob { token: s.token_id, logprob: s.logprob }, tops(s.top)));
-                self.running[at].tell(Event::Prompt(scored.collect()));
-            }
-            if let Some(token) = token {
-                self.extend(at, token);
-            }
-        }
-        // Requests that only wanted their prompt scored end with its last row.
-        while let Some(at) = self.running.iter().position(|s| {
-            s.request.max_tokens == 0 && s.kv.computed == s.tokens.len() && s.in_flight == 0
-        }) {
-            self.remove(at).tell(Event::Finished(FinishReason::Length));
-        }
-    }
-
-    /// Appends a drawn token to its sequence, which may end with it.
-    fn extend(&mut self, at: usize, sampled: v1::Sampled) {
-        let sequence = &mut self.running[at];
-        sequence.awaiting_token = false;
-        sequence.tokens.push(sampled.token_id);
-        sequence.tell(Event::Token {
-            token: TokenLogprob { token: sampled.token_id, logprob: sampled.logprob },
-            top: tops(sampled.top),
-        });
-        if let Some(reason) = self.finish_reason(at) {
-            self.remove(at).tell(Event::Finished(reason));
-        }
-    }
-
-    fn finish_reason(&self, at: usize) -> Option<FinishReason> {
-        let sequence = &self.running[at];
-        let request = &sequence.request;
-        let last = sequence.tokens.last()?;
-        let eos = !request.ignore_eos && self.limits.eos_token_ids.contains(last);
-        if eos || request.stop_token_ids.contains(last) {
-            return Some(FinishReason::Stop);
-        }
-        let full = sequence.generated() >= request.max_tokens
-            || sequence.tokens.len() >= self.limits.max_positions;
-        full.then_some(FinishReason::Length)
-    }
-
     /// Ends everything that is under way or waits.
     pub(crate) fn fail_all(&mut self, message: &str) {
         for sequence in self.running.drain(..).chain(self.waiting.drain(..)) {
@@ -336,10 +313,6 @@ impl Scheduler {
         }
         self.in_flight.clear();
     }
-}
-
-fn tops(top: Vec<v1::TokenLogprob>) -> Vec<TokenLogprob> {
-    top.into_iter().map(|t| TokenLogprob { token: t.token_id, logprob: t.logprob }).collect()
 }
 
 #[cfg(test)]

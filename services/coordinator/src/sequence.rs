@@ -1,7 +1,12 @@
 //! A live request: its token log, its KV and its progress.
 
+use std::collections::HashMap;
+use std::time::Instant;
+
 use tokio::sync::mpsc;
 
+use crate::grammar::Matcher;
+use crate::prefix::BlockHashes;
 use crate::request::{Event, GenerateRequest, Place, Submission};
 
 /// One sequence. The token log is all that is needed to compute it anew.
@@ -22,6 +27,17 @@ pub(crate) struct Sequence {
     pub(crate) in_flight: usize,
     /// Whether one of them samples.
     pub(crate) awaiting_token: bool,
+    /// The step that last had rows of it.
+    pub(crate) served: u64,
+    /// Whether it has run before.
+    pub(crate) admitted: bool,
+    /// Hashes of its full blocks; none when it has no part in the prefix cache.
+    pub(crate) hashes: Option<BlockHashes>,
+    pub(crate) matcher: Option<Box<dyn Matcher>>,
+    /// What the grammar allows next.
+    pub(crate) mask: Option<Vec<u8>>,
+    /// Distinct tokens and how often each was generated, kept when penalties want it.
+    pub(crate) seen: Option<HashMap<u32, u32>>,
 }
 
 /// Where its KV is.
@@ -32,12 +48,24 @@ pub(crate) struct KvState {
     pub(crate) known: usize,
     /// Positions computed or under way.
     pub(crate) computed: usize,
+    /// Positions that all stages have computed.
+    pub(crate) committed: usize,
+    /// Blocks that the cache was told of.
+    pub(crate) published: usize,
 }
 
 impl Sequence {
     pub(crate) fn new(id: u64, submission: Submission) -> Self {
         let Submission { request, events, place } = submission;
         let tokens = request.prompt.clone();
+        let sampling = &request.sampling;
+        let penalised = sampling.presence_penalty != 0.0
+            || sampling.frequency_penalty != 0.0
+            || sampling.repetition_penalty != 1.0;
+        // Only repetition counts the prompt.
+        let prompt = if sampling.repetition_penalty == 1.0 { &[][..] } else { &tokens[..] };
+        let seen = penalised.then(|| prompt.iter().map(|&token| (token, 0)).collect());
+        let matcher = request.grammar.as_ref().map(|grammar| grammar.start());
         Self {
             id,
             request,
@@ -48,11 +76,22 @@ impl Sequence {
             scored: 0,
             in_flight: 0,
             awaiting_token: false,
+            served: 0,
+            admitted: false,
+            hashes: None,
+            matcher,
+            mask: None,
+            seen,
         }
     }
 
     pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Lower goes first.
+    pub(crate) fn priority(&self) -> i32 {
+        self.request.priority
     }
 
     /// Rows that can be computed now.
@@ -67,6 +106,18 @@ impl Sequence {
 
     pub(crate) fn cancelled(&self) -> bool {
         self.events.is_closed()
+    }
+
+    pub(crate) fn expired(&self, now: Instant) -> bool {
+        self.request.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Asks the grammar for the next token's mask.
+    pub(crate) fn prepare_mask(&mut self) -> Result<(), String> {
+        if let Some(matcher) = &mut self.matcher {
+            self.mask = matcher.allowed()?;
+        }
+        Ok(())
     }
 
     /// Tells the client; one that has gone is noticed at the next step.

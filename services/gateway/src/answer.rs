@@ -3,7 +3,34 @@
 use serde_json::{Map, Value, json};
 
 use crate::app::{AppState, unix_time};
+use crate::choice::Piece;
 use crate::params::Params;
+
+/// What the choices of an answer used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Used {
+    pub(crate) completion_tokens: usize,
+    pub(crate) cached_tokens: usize,
+}
+
+impl Used {
+    /// Adds a piece of the choice at `index`; of the choices of one prompt the first says what was cached.
+    pub(crate) fn add(&mut self, index: usize, n: usize, piece: &Piece) {
+        self.completion_tokens += piece.token_ids.len();
+        if index.is_multiple_of(n) && piece.finish.is_some() {
+            self.cached_tokens += piece.cached_tokens;
+        }
+    }
+
+    /// What whole choices used, `n` for each prompt.
+    pub(crate) fn of(choices: &[Piece], n: usize) -> Self {
+        let mut used = Self::default();
+        for (index, piece) in choices.iter().enumerate() {
+            used.add(index, n, piece);
+        }
+        used
+    }
+}
 
 /// Head and count of an answer.
 #[derive(Debug)]
@@ -38,11 +65,12 @@ impl Answer {
         body
     }
 
-    fn usage(&self, completion_tokens: usize) -> Value {
+    fn usage(&self, used: Used) -> Value {
         json!({
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": self.prompt_tokens + completion_tokens,
+            "completion_tokens": used.completion_tokens,
+            "total_tokens": self.prompt_tokens + used.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
         })
     }
 
@@ -51,10 +79,10 @@ impl Answer {
         &self,
         object: &str,
         choices: Vec<Value>,
-        completion_tokens: usize,
+        used: Used,
     ) -> Map<String, Value> {
         let mut body = self.body(object, choices);
-        body.insert("usage".into(), self.usage(completion_tokens));
+        body.insert("usage".into(), self.usage(used));
         body
     }
 
@@ -68,7 +96,7 @@ impl Answer {
     }
 
     /// The last piece of a streamed answer, when the client wants to know what it used.
-    pub(crate) fn closing(&self, object: &str, completion_tokens: usize) -> Option<Value> {
-        self.include_usage.then(|| self.whole(object, Vec::new(), completion_tokens).into())
+    pub(crate) fn closing(&self, object: &str, used: Used) -> Option<Value> {
+        self.include_usage.then(|| self.whole(object, Vec::new(), used).into())
     }
 }

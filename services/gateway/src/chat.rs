@@ -8,7 +8,7 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use crate::answer::Answer;
+use crate::answer::{Answer, Used};
 use crate::app::{AppState, traceparent};
 use crate::body::JsonFields;
 use crate::chat_template::{self, Chat};
@@ -66,15 +66,15 @@ pub(crate) async fn complete(
             shape,
             started: vec![false; params.n],
             any_started: false,
-            completion_tokens: 0,
+            used: Used::default(),
         };
         return sse::respond(pieces, stream).await;
     }
     let finished = generate::collect(pieces, params.n).await?;
-    let completion_tokens = finished.iter().map(|c| c.token_ids.len()).sum();
+    let used = Used::of(&finished, params.n);
     let choices = finished.into_iter().enumerate();
     let choices = choices.map(|(index, piece)| shape.choice(index, piece)).collect();
-    let mut body = shape.answer.whole(OBJECT, choices, completion_tokens);
+    let mut body = shape.answer.whole(OBJECT, choices, used);
     if let Some(ids) = &shape.prompt_ids {
         body.insert("prompt_token_ids".into(), ids.as_slice().into());
     }
@@ -226,7 +226,7 @@ struct Stream {
     shape: Shape,
     started: Vec<bool>,
     any_started: bool,
-    completion_tokens: usize,
+    used: Used,
 }
 
 impl Stream {
@@ -253,13 +253,13 @@ impl Stream {
 
 impl sse::Chunks for Stream {
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Value> {
-        self.completion_tokens += piece.token_ids.len();
+        self.used.add(index, self.started.len(), &piece);
         let mut chunks: Vec<Value> = self.opening(index).into_iter().collect();
         chunks.push(self.shape.answer.chunk(CHUNK, self.shape.delta(index, piece)).into());
         chunks
     }
 
     fn end(&mut self) -> Option<Value> {
-        self.shape.answer.closing(CHUNK, self.completion_tokens)
+        self.shape.answer.closing(CHUNK, self.used)
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct Piece {
     pub(crate) token_ids: Vec<u32>,
     /// Set on the last piece.
     pub(crate) finish: Option<FinishReason>,
+    /// Tokens of the prompt that needed no computing; known from the first piece on.
+    pub(crate) cached_tokens: usize,
 }
 
 /// How a choice's tokens become text.
@@ -65,6 +67,7 @@ pub(crate) struct Choice {
     /// Tokens whose text is not out yet.
     waiting: VecDeque<ScoredToken>,
     token_ids: Vec<u32>,
+    cached_tokens: usize,
     /// Characters that the tokens gave, and those of them that are out.
     decoded: usize,
     released: usize,
@@ -85,6 +88,7 @@ impl Choice {
             terminator: None,
             waiting: VecDeque::new(),
             token_ids: Vec::new(),
+            cached_tokens: 0,
             decoded: 0,
             released: 0,
         }
@@ -94,6 +98,11 @@ impl Choice {
     pub(crate) fn push(&mut self, event: Event) -> Result<Option<Piece>, ApiError> {
         let mut piece = Piece::default();
         match event {
+            Event::Admitted { cached_tokens } => {
+                self.cached_tokens = cached_tokens;
+                return Ok(None);
+            }
+            Event::Expired => return Err(ApiError::expired()),
             Event::Prompt(scores) => {
                 if let Some(echo) = &mut self.echo {
                     echo.scores.extend(scores);
@@ -142,6 +151,7 @@ impl Choice {
             return Ok(None);
         }
         piece.token_ids = std::mem::take(&mut self.token_ids);
+        piece.cached_tokens = self.cached_tokens;
         Ok(Some(piece))
     }
 

@@ -116,6 +116,8 @@ pub struct Limits {
     pub body_bytes: usize,
     /// How long a client may take to send its body.
     pub body_timeout: Duration,
+    /// How long an answer may take; none for as long as it takes.
+    pub request_timeout: Option<Duration>,
     /// Choices per prompt (`n`).
     pub choices_per_prompt: usize,
     /// Choices of one request: prompts times `n`.
@@ -131,6 +133,7 @@ impl Default for Limits {
         Self {
             body_bytes: 32 << 20,
             body_timeout: Duration::from_secs(60),
+            request_timeout: None,
             choices_per_prompt: 128,
             choices: 4096,
             stop_strings: 16,

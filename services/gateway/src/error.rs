@@ -70,6 +70,18 @@ impl ApiError {
         }
     }
 
+    /// 504: the time that the client or the server allows is over.
+    pub(crate) fn expired() -> Self {
+        Self {
+            code: Some("deadline_exceeded"),
+            ..Self::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                "timeout_error",
+                "the answer was not complete when its time was over",
+            )
+        }
+    }
+
     /// 500: our fault.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self {

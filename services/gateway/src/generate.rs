@@ -27,7 +27,7 @@ pub(crate) type Pieces = Pin<Box<dyn Stream<Item = Result<(usize, Piece), ApiErr
 
 enum Source {
     Accepted(UnboundedReceiver<Event>),
-    Waiting(GenerateRequest),
+    Waiting(Box<GenerateRequest>),
 }
 
 /// Submits all choices, in order. When the first is not taken the request is refused; when the queue fills up later,
@@ -37,14 +37,14 @@ pub(crate) fn start(handle: &CoordinatorHandle, plans: Vec<Plan>) -> Result<Piec
     let mut full = false;
     for (index, Plan { request, choice }) in plans.into_iter().enumerate() {
         let source = if full {
-            Source::Waiting(request)
+            Source::Waiting(Box::new(request))
         } else {
             let spare = (index > 0).then(|| request.clone());
             match (handle.submit(request), spare) {
                 (Ok(events), _) => Source::Accepted(events),
                 (Err(SubmitError::Busy { .. }), Some(request)) => {
                     full = true;
-                    Source::Waiting(request)
+                    Source::Waiting(Box::new(request))
                 }
                 (Err(error), _) => return Err(error.into()),
             }
@@ -63,7 +63,7 @@ fn run(
     try_stream! {
         let mut events = match source {
             Source::Accepted(events) => events,
-            Source::Waiting(request) => submit_patiently(&handle, request).await?,
+            Source::Waiting(request) => submit_patiently(&handle, *request).await?,
         };
         loop {
             let event = events.recv().await.ok_or_else(|| {
@@ -106,6 +106,7 @@ pub(crate) async fn collect(mut pieces: Pieces, choices: usize) -> Result<Vec<Pi
         choice.tokens.extend(piece.tokens);
         choice.token_ids.extend(piece.token_ids);
         choice.finish = piece.finish;
+        choice.cached_tokens = piece.cached_tokens;
     }
     Ok(finished)
 }

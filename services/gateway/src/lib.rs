@@ -25,6 +25,7 @@ mod logprobs;
 mod models;
 mod params;
 mod prompt;
+mod sampling_fields;
 mod sse;
 mod stop;
 mod tokenize;

@@ -1,27 +1,35 @@
 //! What completions and chats have in common: sampling, ends, and the shape of the answer.
 
-use baton_coordinator::{GenerateRequest, SamplingParams};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_coordinator::{GenerateRequest, Grammar, SamplingParams};
 use serde_json::Value;
 
 use crate::choice::TextOptions;
 use crate::config::{GatewayConfig, Limits};
 use crate::error::ApiError;
 use crate::fields::{Fields, whole};
+use crate::sampling_fields;
 
 /// Parameters of a generation, checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Params {
-    pub(crate) temperature: f32,
-    pub(crate) top_p: f32,
-    pub(crate) top_k: u32,
-    pub(crate) min_p: f32,
+    /// How tokens are drawn, but for the seed.
+    pub(crate) sampling: SamplingParams,
     /// The client's seed; without one every choice draws its own.
     pub(crate) seed: Option<u64>,
     pub(crate) n: usize,
     pub(crate) stop: Vec<String>,
     pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) max_tokens: Option<usize>,
+    pub(crate) min_tokens: usize,
     pub(crate) ignore_eos: bool,
+    /// What the text must follow.
+    pub(crate) grammar: Option<Arc<dyn Grammar>>,
+    pub(crate) priority: i32,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) cache_salt: String,
     pub(crate) skip_special_tokens: bool,
     pub(crate) return_token_ids: bool,
     pub(crate) stream: bool,
@@ -33,7 +41,6 @@ impl Params {
     pub(crate) fn read(fields: &Fields, config: &GatewayConfig) -> Result<Self, ApiError> {
         check_model(fields, config)?;
         refuse_unsupported(fields)?;
-        let defaults = &config.defaults;
         let limits = &config.limits;
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let positions = i64::try_from(config.max_positions).unwrap_or(i64::MAX);
@@ -43,14 +50,7 @@ impl Params {
             None => max_tokens("max_tokens")?,
         };
         Ok(Self {
-            temperature: fields
-                .number_in("temperature", 0.0..=2.0)?
-                .map_or(defaults.temperature, |v| v as f32),
-            top_p: top_p(fields)?.unwrap_or(defaults.top_p),
-            top_k: fields
-                .integer_in("top_k", -1..=i64::from(u32::MAX))?
-                .map_or(defaults.top_k, |v| u32::try_from(v).unwrap_or(0)),
-            min_p: fields.number_in("min_p", 0.0..=1.0)?.map_or(defaults.min_p, |v| v as f32),
+            sampling: sampling_fields::read(fields, config)?,
             seed: fields.integer("seed")?.map(i64::cast_unsigned),
             n: fields
                 .integer_in("n", 1..=limits.choices_per_prompt as i64)?
@@ -58,7 +58,14 @@ impl Params {
             stop: stop_strings(fields, limits)?,
             stop_token_ids: stop_token_ids(fields, config.vocab_size)?,
             max_tokens: max_tokens.map(|n| n as usize),
+            min_tokens: fields.integer_in("min_tokens", 0..=positions)?.map_or(0, |n| n as usize),
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+            grammar: None,
+            priority: fields
+                .integer_in("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
+                .map_or(0, |n| n as i32),
+            deadline: deadline(fields, limits)?,
+            cache_salt: fields.string("cache_salt")?.unwrap_or_default().to_owned(),
             skip_special_tokens: fields.boolean("skip_special_tokens")?.unwrap_or(true),
             return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
             include_usage: include_usage(fields, stream)?,
@@ -79,16 +86,18 @@ impl Params {
             prompt: prompt.to_vec(),
             max_tokens,
             sampling: SamplingParams {
-                temperature: self.temperature,
-                top_p: self.top_p,
-                top_k: self.top_k,
-                min_p: self.min_p,
                 seed: self.seed.map_or_else(rand::random, |seed| seed.wrapping_add(i as u64)),
+                ..self.sampling.clone()
             },
             logprobs,
             prompt_logprobs: None,
             stop_token_ids: self.end_ids(config),
             ignore_eos: self.ignore_eos,
+            min_tokens: self.min_tokens,
+            grammar: self.grammar.clone(),
+            priority: self.priority,
+            deadline: self.deadline,
+            cache_salt: self.cache_salt.clone(),
             traceparent: traceparent.to_owned(),
         }
     }
@@ -128,12 +137,11 @@ pub(crate) fn check_model(fields: &Fields, config: &GatewayConfig) -> Result<(),
     }
 }
 
-fn top_p(fields: &Fields) -> Result<Option<f32>, ApiError> {
-    let top_p = fields.number_in("top_p", 0.0..=1.0)?;
-    if top_p == Some(0.0) {
-        return Err(ApiError::field("top_p", "\"top_p\" is 0, expected more than 0, at most 1"));
-    }
-    Ok(top_p.map(|v| v as f32))
+/// When the client's `timeout` in seconds is over, or the server's own.
+fn deadline(fields: &Fields, limits: &Limits) -> Result<Option<Instant>, ApiError> {
+    let own = fields.number_in("timeout", 0.0..=86_400.0)?.map(Duration::from_secs_f64);
+    let shorter = own.into_iter().chain(limits.request_timeout).min();
+    Ok(shorter.map(|timeout| Instant::now() + timeout))
 }
 
 fn stop_strings(fields: &Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {
@@ -202,13 +210,8 @@ fn is_empty(value: &Value) -> bool {
 /// Fields that would change the answer if they were ignored.
 fn refuse_unsupported(fields: &Fields) -> Result<(), ApiError> {
     let number = |expected: f64| move |v: &Value| v.as_f64() == Some(expected);
-    for name in ["presence_penalty", "frequency_penalty", "min_tokens"] {
-        fields.refuse_unless(name, number(0.0), "0")?;
-    }
-    for name in ["repetition_penalty", "length_penalty"] {
-        fields.refuse_unless(name, number(1.0), "1")?;
-    }
-    for name in ["logit_bias", "bad_words", "logits_processors", "allowed_token_ids"] {
+    fields.refuse_unless("length_penalty", number(1.0), "1")?;
+    for name in ["bad_words", "logits_processors", "allowed_token_ids"] {
         fields.refuse_unless(name, is_empty, "an empty value")?;
     }
     for name in [
@@ -257,9 +260,9 @@ mod tests {
 
     #[test]
     fn the_checkpoint_s_defaults_hold_unless_the_request_says_otherwise() {
-        assert_eq!(read(json!({})).unwrap().top_p, 0.95);
-        assert_eq!(read(json!({"top_p": 0.5})).unwrap().top_p, 0.5);
-        assert_eq!(read(json!({"temperature": null})).unwrap().temperature, 1.0);
+        assert_eq!(read(json!({})).unwrap().sampling.top_p, 0.95);
+        assert_eq!(read(json!({"top_p": 0.5})).unwrap().sampling.top_p, 0.5);
+        assert_eq!(read(json!({"temperature": null})).unwrap().sampling.temperature, 1.0);
     }
 
     #[test]
@@ -308,15 +311,40 @@ mod tests {
             (json!({"stream": "yes"}), "stream"),
             (json!({"stream_options": {"include_usage": true}}), "stream_options"),
             (json!({"model": "gpt-4"}), "model"),
-            (json!({"presence_penalty": 0.5}), "presence_penalty"),
-            (json!({"repetition_penalty": 1.1}), "repetition_penalty"),
-            (json!({"logit_bias": {"5": 10}}), "logit_bias"),
+            (json!({"presence_penalty": 2.5}), "presence_penalty"),
+            (json!({"frequency_penalty": -3}), "frequency_penalty"),
+            (json!({"repetition_penalty": 0}), "repetition_penalty"),
+            (json!({"logit_bias": {"500": 10}}), "logit_bias"),
+            (json!({"logit_bias": {"5": 101}}), "logit_bias"),
+            (json!({"logit_bias": {"x": 1}}), "logit_bias"),
+            (json!({"timeout": -1}), "timeout"),
+            (json!({"priority": 1e10}), "priority"),
+            (json!({"min_tokens": -1}), "min_tokens"),
             (json!({"response_format": {"type": "json_object"}}), "response_format"),
             (json!({"guided_regex": "a+"}), "guided_regex"),
         ] {
             let error = read(value.clone()).unwrap_err();
             assert_eq!(error.body()["error"]["param"], param, "{value}");
         }
+    }
+
+    #[test]
+    fn what_decides_the_draw_reaches_the_request() {
+        let params = read(json!({
+            "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.25,
+            "logit_bias": {"5": 10, "7": -100}, "min_tokens": 3, "priority": -2,
+            "timeout": 5, "cache_salt": "tenant",
+        }))
+        .unwrap();
+        let request = params.request(&config(), (&[1], 1), 0, None, "");
+        let sampling = &request.sampling;
+        assert_eq!((sampling.presence_penalty, sampling.frequency_penalty), (0.5, -1.0));
+        assert_eq!(sampling.repetition_penalty, 1.25);
+        assert_eq!(sampling.logit_bias, [(5, 10.0), (7, -100.0)]);
+        assert_eq!((request.min_tokens, request.priority), (3, -2));
+        assert_eq!(request.cache_salt, "tenant");
+        let left = request.deadline.unwrap() - Instant::now();
+        assert!(left > Duration::from_secs(4) && left <= Duration::from_secs(5), "{left:?}");
     }
 
     #[test]

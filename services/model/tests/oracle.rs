@@ -121,6 +121,7 @@ impl Pipeline {
                 draw: 0,
                 logprobs: None,
                 banned: vec![],
+                adjustments: Default::default(),
             });
             tokens.extend_from_slice(part.tokens);
             positions.extend((part.start..part.start + rows).map(|p| p as u32));

@@ -46,6 +46,7 @@ fn answer(dir: &Path, rows: usize) -> (u32, f32) {
             draw: 0,
             logprobs: None,
             banned: Vec::new(),
+            adjustments: Default::default(),
         }],
         scores: Vec::new(),
     };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_kernels::Batch;
-use baton_kernels::sampling::{SampleRequest, ScoreRequest};
+use baton_kernels::sampling::{Adjustments, Penalties, SampleRequest, ScoreRequest};
 use baton_model::{StepInput, StepOutput, StepRequest};
 use baton_plan::StageContract;
 use baton_proto::v1;
@@ -206,6 +206,19 @@ fn micros(since: Instant) -> u32 {
     u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
 }
 
+fn adjustments(sampling: &v1::Sampling) -> Adjustments {
+    Adjustments {
+        allowed: sampling.allowed_tokens.clone(),
+        bias: sampling.biased_tokens.iter().copied().zip(sampling.biases.iter().copied()).collect(),
+        penalties: sampling.penalties.as_ref().map(|p| Penalties {
+            presence: p.presence,
+            frequency: p.frequency,
+            repetition: p.repetition,
+            seen: p.tokens.iter().copied().zip(p.generated.iter().copied()).collect(),
+        }),
+    }
+}
+
 /// The step in the model's terms.
 fn request(
     step: &v1::Step,
@@ -225,6 +238,7 @@ fn request(
                 draw: sampling.draw,
                 logprobs: sampling.logprobs.map(|n| n as usize),
                 banned: sampling.banned_tokens.clone(),
+                adjustments: adjustments(sampling),
             });
         }
         if let Some(scoring) = &message.prompt_scoring {

@@ -266,6 +266,7 @@ fn greedy(row: usize) -> SampleRequest {
         draw: 0,
         logprobs: None,
         banned: Vec::new(),
+        adjustments: Default::default(),
     }
 }
 

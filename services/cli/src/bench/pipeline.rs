@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use baton_coordinator::{
     Coordinator, CoordinatorConfig, CoordinatorHandle, Event, GenerateRequest, Readiness,
-    SamplingParams,
 };
 use baton_plan::{
     BalanceOptions, Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig, Partition,
@@ -117,6 +116,7 @@ fn config(
         prefill_chunk: step_rows,
         micro_batches,
         max_kv_blocks: u32::try_from(blocks).context("--sequences: too many")?,
+        prefix_cache: false,
     })
 }
 
@@ -140,14 +140,16 @@ async fn measure(
     }
     let (arrived, mut arrivals) = mpsc::unbounded_channel::<anyhow::Result<usize>>();
     for sequence in 0..args.sequences {
-        let mut events = handle.submit(request(sequence, tokens))?;
+        let mut events = handle.submit(request(tokens))?;
         let arrived = arrived.clone();
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
                 let event = match event {
                     Event::Token { .. } => Ok(sequence),
-                    Event::Prompt(_) => continue,
-                    Event::Finished(reason) => Err(anyhow::anyhow!("a sequence ended: {reason:?}")),
+                    Event::Prompt(_) | Event::Admitted { .. } => continue,
+                    event @ (Event::Finished(_) | Event::Expired) => {
+                        Err(anyhow::anyhow!("a sequence ended: {event:?}"))
+                    }
                     Event::Failed { message, .. } => Err(anyhow::anyhow!("{message}")),
                 };
                 if arrived.send(event).is_err() {
@@ -194,22 +196,12 @@ async fn measure(
     Ok(Measured { tokens: count, seconds: begun.elapsed().as_secs_f64() })
 }
 
-fn request(sequence: usize, tokens: usize) -> GenerateRequest {
+fn request(tokens: usize) -> GenerateRequest {
     GenerateRequest {
         prompt: vec![1; PROMPT],
         max_tokens: tokens,
-        sampling: SamplingParams {
-            temperature: 0.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            seed: sequence as u64,
-        },
-        logprobs: None,
-        prompt_logprobs: None,
-        stop_token_ids: Vec::new(),
         ignore_eos: true,
-        traceparent: String::new(),
+        ..Default::default()
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_coordinator::{
     Coordinator, CoordinatorConfig, CoordinatorError, CoordinatorHandle, Event, GenerateRequest,
-    Readiness, SamplingParams,
+    Readiness,
 };
 use baton_plan::{Contract, HiddenDtype, IndexDtype, StageContract};
 use baton_proto::v1;
@@ -192,6 +192,7 @@ impl Fixture {
             prefill_chunk: 32,
             micro_batches: 2,
             max_kv_blocks: 0,
+            prefix_cache: true,
         };
         let shutdown = CancellationToken::new();
         let (startup, _) = mpsc::unbounded_channel();
@@ -305,16 +306,7 @@ impl Fixture {
 }
 
 pub(crate) fn request(max_tokens: usize) -> GenerateRequest {
-    GenerateRequest {
-        prompt: vec![1, 2, 3],
-        max_tokens,
-        sampling: SamplingParams { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0 },
-        logprobs: None,
-        prompt_logprobs: None,
-        stop_token_ids: vec![],
-        ignore_eos: false,
-        traceparent: String::new(),
-    }
+    GenerateRequest { prompt: vec![1, 2, 3], max_tokens, ..Default::default() }
 }
 
 /// The last event of a request, which must come within `limit`.

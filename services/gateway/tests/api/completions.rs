@@ -23,6 +23,7 @@ async fn a_prompt_is_answered_in_openai_s_shape() {
             "prompt_tokens": prompt,
             "completion_tokens": generated,
             "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": 0},
         })
     );
 }

@@ -41,8 +41,9 @@ async fn wrong_fields_are_400_and_named() {
         (json!({"prompt": "x", "logprobs": true}), "logprobs"),
         (json!({"prompt": "x", "echo": "yes"}), "echo"),
         (json!({"prompt": "x", "suffix": "end"}), "suffix"),
-        (json!({"prompt": "x", "best_of": 3}), "best_of"),
-        (json!({"prompt": "x", "logit_bias": {"1": 5}}), "logit_bias"),
+        (json!({"prompt": "x", "best_of": 1, "n": 2}), "best_of"),
+        (json!({"prompt": "x", "best_of": 2, "stream": true}), "best_of"),
+        (json!({"prompt": "x", "logit_bias": {"99999": 5}}), "logit_bias"),
     ];
     for (body, param) in completions {
         let context = body.to_string();
