@@ -245,11 +245,16 @@ def test_streamed_completion_equals_the_whole(complete):
 # --- chats ----------------------------------------------------------------------------------------------------------
 
 
+def said(message):
+    """All that a message or delta says: reasoning first, as it came."""
+    return (getattr(message, "reasoning_content", None) or "") + (message.content or "")
+
+
 def test_chat(chat):
     answer = chat(temperature=0)
     (choice,) = answer.choices
     assert answer.object == "chat.completion"
-    assert choice.message.role == "assistant" and isinstance(choice.message.content, str)
+    assert choice.message.role == "assistant" and isinstance(said(choice.message), str)
     assert choice.finish_reason in ("stop", "length")
     assert answer.usage.completion_tokens <= 16
 
@@ -267,9 +272,10 @@ def test_chat_stream_equals_the_whole(chat):
     chunks = list(chat(temperature=0, seed=1, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     deltas = [c for chunk in chunks for c in chunk.choices]
-    assert "".join(c.delta.content or "" for c in deltas) == whole.choices[0].message.content
+    assert "".join(said(c.delta) for c in deltas) == said(whole.choices[0].message)
     assert [c.finish_reason for c in deltas if c.finish_reason] == [whole.choices[0].finish_reason]
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
 def test_chat_logprobs(chat):
@@ -280,7 +286,7 @@ def test_chat_logprobs(chat):
         assert len(entry.top_logprobs) == 2
         assert math.isclose(entry.logprob, entry.top_logprobs[0].logprob, abs_tol=1e-6)
     spelled = b"".join(bytes(entry.bytes) for entry in content)
-    assert spelled.decode(errors="replace").startswith(choice.message.content.rstrip("\ufffd"))
+    assert spelled.decode(errors="replace").startswith(said(choice.message).rstrip("\ufffd"))
 
 
 def test_chat_with_tools_and_history(chat):
@@ -294,6 +300,164 @@ def test_chat_with_tools_and_history(chat):
     function = {"name": "add", "parameters": {"type": "object", "properties": {}}}
     answer = chat(messages=messages, tools=[{"type": "function", "function": function}], n=2)
     assert [c.index for c in answer.choices] == [0, 1]
+
+
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green", "blue"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 999},
+    },
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "paint", "parameters": SCHEMA}}]
+
+
+def check(value):
+    """Whether a value follows SCHEMA."""
+    assert set(value) == {"colour", "count"}
+    assert value["colour"] in ("red", "green", "blue") and 0 <= value["count"] <= 999
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_structured_output(chat, temperature):
+    schema = {"type": "json_schema", "json_schema": {"name": "paint", "schema": SCHEMA}}
+    for seed in range(4):
+        answer = chat(
+            response_format=schema, temperature=temperature, seed=seed,
+            max_completion_tokens=200, extra_body=NO_THINKING,
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        check(json.loads(answer.choices[0].message.content))
+
+
+def test_structured_output_parses_into_a_model(client, model, chat):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Paint(pydantic.BaseModel):
+        colour: str = pydantic.Field(pattern="^(red|green|blue)$")
+        count: int = pydantic.Field(ge=0, le=999)
+
+    answer = client.chat.completions.parse(
+        model=model, messages=MESSAGES, response_format=Paint, max_completion_tokens=200,
+        temperature=1, seed=5, extra_body=NO_THINKING,
+    )
+    assert answer.choices[0].message.parsed.colour in ("red", "green", "blue")
+
+
+def test_completion_follows_a_regular_expression(complete):
+    text = complete(extra_body={"guided_regex": "[ab]{3}c"}).choices[0].text
+    assert len(text) == 4 and set(text[:3]) <= {"a", "b"} and text[3] == "c"
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "paint"}}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_demanded_tool_call(chat, choice, stream):
+    answer = chat(
+        tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, stream=stream, temperature=1,
+        seed=3, max_completion_tokens=200, extra_body=NO_THINKING,
+    )
+    if stream:
+        chunks = [c.choices[0] for c in answer]
+        calls = [call for c in chunks for call in c.delta.tool_calls or []]
+        assert [call.function.name for call in calls if call.function.name] == ["paint"]
+        arguments = "".join(call.function.arguments or "" for call in calls)
+        reason = chunks[-1].finish_reason
+    else:
+        (call,) = answer.choices[0].message.tool_calls
+        assert call.function.name == "paint" and call.id
+        arguments, reason = call.function.arguments, answer.choices[0].finish_reason
+    check(json.loads(arguments))
+    assert reason == "tool_calls"
+
+
+def test_without_an_end_all_is_reasoning(chat):
+    message = chat(temperature=0, logit_bias={}, extra_body={"ignore_eos": True}).choices[0].message
+    if "</think>" not in said(message) and message.content is None:
+        assert message.reasoning_content
+
+
+# --- draws ----------------------------------------------------------------------------------------------------------
+
+
+def test_bias_decides_and_penalties_spread(complete):
+    (token,) = tokenize("a")
+    assert complete(logit_bias={str(token): 100}).choices[0].text == "a" * 24
+    plain, spread = (
+        complete(max_tokens=48, extra_body={"return_token_ids": True}, **kwargs).choices[0].token_ids
+        for kwargs in ({}, {"presence_penalty": 2, "frequency_penalty": 2})
+    )
+    assert len(set(spread)) >= len(set(plain))
+
+
+def test_best_of_returns_the_likeliest(complete):
+    asked = {"temperature": 1, "seed": 11, "logprobs": 0}
+    mean = lambda c: sum(c.logprobs.token_logprobs) / len(c.logprobs.token_logprobs)
+    several = sorted(complete(n=4, **asked).choices, key=mean, reverse=True)
+    best = complete(n=1, best_of=4, **asked).choices
+    assert [c.text for c in best] == [several[0].text]
+
+
+def test_a_repeated_prompt_is_cached(complete):
+    prompt = [7 + i % 200 for i in range(150)]
+    first, second = complete(prompt=prompt), complete(prompt=prompt)
+    assert second.usage.prompt_tokens_details.cached_tokens >= 128
+    assert first.choices[0].text == second.choices[0].text
+
+
+# --- responses ------------------------------------------------------------------------------------------------------
+
+
+def test_response(client, model, chat):
+    answer = client.responses.create(
+        model=model, input="Say something.", max_output_tokens=16, temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert (answer.object, answer.status) == ("response", "incomplete")
+    assert answer.usage.output_tokens == 16
+    same = chat(temperature=0, extra_body={"ignore_eos": True}).choices[0].message
+    spoken = [part.text for item in answer.output for part in item.content]
+    assert "".join(spoken) == said(same)
+
+
+def test_response_stream(client, model, chat):
+    events = list(
+        client.responses.create(
+            model=model, input="Say something.", max_output_tokens=16, temperature=0, stream=True,
+            extra_body={"ignore_eos": True},
+        )
+    )
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.incomplete"
+    deltas = "".join(event.delta for event in events if event.type.endswith("text.delta"))
+    final = events[-1].response
+    assert deltas == "".join(part.text for item in final.output for part in item.content)
+
+
+def test_response_with_a_format_and_a_call(client, model, chat):
+    flat = {"type": "function", "name": "paint", "parameters": SCHEMA, "strict": True}
+    answer = client.responses.create(
+        model=model, input="Paint.", tools=[flat], tool_choice="required", temperature=1,
+        parallel_tool_calls=False, max_output_tokens=200, extra_body=NO_THINKING,
+    )
+    (call,) = [item for item in answer.output if item.type == "function_call"]
+    check(json.loads(call.arguments))
+    answer = client.responses.create(
+        model=model, input="Paint.", max_output_tokens=200, extra_body=NO_THINKING,
+        text={"format": {"type": "json_schema", "name": "paint", "schema": SCHEMA}},
+    )
+    check(json.loads(answer.output_text))
+
+
+def test_embeddings_are_refused(client, model):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model=model, input="x")
+    assert "embeddings" in caught.value.message
 
 
 # --- asynchronous clients -------------------------------------------------------------------------------------------
@@ -349,8 +513,8 @@ def test_leaving_a_stream_does_no_harm(complete):
         ({"prompt": [1 << 30]}, "prompt"),
         ({"stop": [""]}, "stop"),
         ({"suffix": "x"}, "suffix"),
-        ({"presence_penalty": 1}, "presence_penalty"),
-        ({"logit_bias": {"5": 100}}, "logit_bias"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"logit_bias": {"5": 1000}}, "logit_bias"),
         ({"extra_body": {"top_k": -5}}, "top_k"),
         ({"extra_body": {"min_p": "low"}}, "min_p"),
     ],

@@ -11,10 +11,12 @@ pub(crate) fn sampling(sequence: &mut Sequence, eos: &[u32]) -> v1::Sampling {
     let params = &request.sampling;
     let generated = sequence.generated();
     let mut banned_tokens = Vec::new();
-    if request.ignore_eos || generated < request.min_tokens {
+    // A grammar alone says where its text may end.
+    let free = request.grammar.is_none();
+    if free && (request.ignore_eos || generated < request.min_tokens) {
         banned_tokens.extend(eos);
     }
-    if generated < request.min_tokens {
+    if free && generated < request.min_tokens {
         banned_tokens.extend(&request.stop_token_ids);
     }
     v1::Sampling {

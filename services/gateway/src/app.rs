@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
@@ -12,16 +12,18 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
-use baton_coordinator::CoordinatorHandle;
+use baton_coordinator::{CoordinatorHandle, Grammar};
+use llguidance::api::TopLevelGrammar;
 use tokio::net::TcpListener;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::trace::TraceLayer;
 
 use crate::chat_template::ChatTemplate;
 use crate::config::{GatewayConfig, GatewayError};
+use crate::constraint::Compiler;
 use crate::error::ApiError;
 use crate::tokenizer::TextTokenizer;
-use crate::{chat, completions, health, models, tokenize};
+use crate::{chat, completions, health, models, responses, tokenize};
 
 /// How long requests that run at shutdown may go on.
 const GRACE: Duration = Duration::from_secs(10);
@@ -33,8 +35,30 @@ pub(crate) struct App {
     pub(crate) tokenizer: Arc<TextTokenizer>,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) handle: CoordinatorHandle,
+    /// Made for the first request that wants a grammar.
+    compiler: OnceLock<Result<Compiler, String>>,
     /// When the gateway started, as `/v1/models` reports it.
     pub(crate) started: u64,
+}
+
+impl App {
+    /// Makes a grammar ready, on a thread for such work. `field` asked for it.
+    pub(crate) fn compile(
+        &self,
+        field: &str,
+        grammar: TopLevelGrammar,
+        thinking: bool,
+        calls: bool,
+    ) -> Result<Arc<dyn Grammar>, ApiError> {
+        let compiler = self.compiler.get_or_init(|| {
+            let mut ends = self.config.eos_token_ids.clone();
+            ends.extend(&self.config.defaults.stop_token_ids);
+            Compiler::new(Arc::clone(&self.tokenizer), self.config.vocab_size, &ends)
+        });
+        let compiler = compiler.as_ref().map_err(|e| ApiError::internal(e.clone()))?;
+        let grammar = compiler.compile(grammar, thinking, calls);
+        grammar.map_err(|e| ApiError::field(field, format!("{field:?} is no usable grammar: {e}")))
+    }
 }
 
 /// [`App`], cheap to clone.
@@ -66,8 +90,14 @@ impl Gateway {
         let tokenizer = Arc::new(TextTokenizer::load(&config.model_dir)?);
         let template = ChatTemplate::load(&config.model_dir)?;
         let body_bytes = config.limits.body_bytes;
-        let app =
-            AppState(Arc::new(App { config, tokenizer, template, handle, started: unix_time() }));
+        let app = AppState(Arc::new(App {
+            config,
+            tokenizer,
+            template,
+            handle,
+            compiler: OnceLock::new(),
+            started: unix_time(),
+        }));
         Ok(Router::new()
             .route("/", get(health::page))
             .route("/health", get(health::health))
@@ -77,6 +107,8 @@ impl Gateway {
             .route("/v1/models/{*id}", get(models::one))
             .route("/v1/completions", post(completions::complete))
             .route("/v1/chat/completions", post(chat::complete))
+            .route("/v1/responses", post(responses::create))
+            .route("/v1/embeddings", post(no_embeddings))
             .route("/tokenize", post(tokenize::tokenize))
             .route("/detokenize", post(tokenize::detokenize))
             .fallback(not_found)
@@ -93,6 +125,11 @@ impl Gateway {
 async fn not_found(method: Method, uri: Uri) -> Response {
     let message = format!("there is no {method} {}", uri.path());
     ApiError::client(StatusCode::NOT_FOUND, message).into_response()
+}
+
+async fn no_embeddings() -> Response {
+    let message = "this server generates text; it has no model for embeddings";
+    ApiError::client(StatusCode::BAD_REQUEST, message).into_response()
 }
 
 async fn method_not_allowed(method: Method, uri: Uri) -> Response {

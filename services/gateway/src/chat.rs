@@ -1,4 +1,8 @@
-//! `/v1/chat/completions`: messages through the checkpoint's own template.
+//! `/v1/chat/completions`: messages through the checkpoint's own template, answers taken apart into reasoning, content and
+//! tool calls.
+
+pub(crate) mod message;
+mod tools;
 
 use std::sync::Arc;
 
@@ -6,22 +10,23 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::answer::{Answer, Used};
 use crate::app::{AppState, traceparent};
 use crate::body::JsonFields;
 use crate::chat_template::{self, Chat};
-use crate::choice::{Choice, Piece, ScoredToken};
+use crate::choice::Choice;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::generate::{self, Plan, reason_name};
+use crate::generate::{self, Pieces, Plan};
+use crate::output::{OutputParser, Tools};
 use crate::params::Params;
-use crate::tokenizer::TextTokenizer;
-use crate::{logprobs, prompt, sse};
+use crate::{constraint, prompt, sse};
 
-const OBJECT: &str = "chat.completion";
-const CHUNK: &str = "chat.completion.chunk";
+use message::{OBJECT, Shape, Stream};
+use tools::ToolChoice;
+
 /// Template variables that a request sets through fields of its own.
 const OWN_VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
@@ -30,55 +35,108 @@ pub(crate) async fn complete(
     headers: HeaderMap,
     JsonFields(mut fields): JsonFields,
 ) -> Result<Response, ApiError> {
-    let params = Params::read(&fields, &app.config)?;
-    let scores = read_logprobs(&fields, app.config.limits.logprobs)?;
-    refuse_unsupported(&fields)?;
-    if params.max_tokens == Some(0) {
-        return Err(ApiError::field("max_tokens", "\"max_tokens\" is 0, expected at least 1"));
-    }
-    let add_special_tokens = fields.boolean("add_special_tokens")?.unwrap_or(false);
-    let text = render(&app, &mut fields).await?;
-    let ids = prompt::encode_text(&app.tokenizer, text, add_special_tokens).await?;
-    let max_tokens = prompt::room(
-        "messages",
-        &ids,
-        params.max_tokens,
-        app.config.max_positions,
-        app.config.max_positions,
-    )?;
-    let trace = traceparent(&headers);
-    let plans = (0..params.n)
-        .map(|i| {
-            let request = params.request(&app.config, (&ids, max_tokens), i, scores, &trace);
-            let options = params.text_options(&app.config, scores.is_some());
-            Plan { request, choice: Choice::new(app.tokenizer.clone(), options, None) }
-        })
-        .collect();
-    let pieces = generate::start(&app.handle, plans)?;
+    let asked = Asked::read(&app, &mut fields).await?;
+    let pieces = asked.start(&app, &headers)?;
+    let params = &asked.params;
     let shape = Shape {
-        answer: Answer::new(&app, "chatcmpl", &params, ids.len()),
+        answer: Answer::new(&app, "chatcmpl", params, asked.prompt.len()),
         tokenizer: app.tokenizer.clone(),
-        logprobs: scores,
-        prompt_ids: params.return_token_ids.then_some(ids),
+        logprobs: asked.logprobs,
+        prompt_ids: params.return_token_ids.then(|| asked.prompt.clone()),
     };
+    let parsers: Vec<OutputParser> = (0..params.n).map(|_| asked.parser()).collect();
     if params.stream {
-        let stream = Stream {
-            shape,
-            started: vec![false; params.n],
-            any_started: false,
-            used: Used::default(),
-        };
-        return sse::respond(pieces, stream).await;
+        return sse::respond(pieces, Stream::new(shape, parsers)).await;
     }
     let finished = generate::collect(pieces, params.n).await?;
     let used = Used::of(&finished, params.n);
-    let choices = finished.into_iter().enumerate();
-    let choices = choices.map(|(index, piece)| shape.choice(index, piece)).collect();
-    let mut body = shape.answer.whole(OBJECT, choices, used);
+    let choices = finished.into_iter().zip(parsers).enumerate();
+    let choices = choices.map(|(index, (piece, parser))| shape.choice(index, piece, parser));
+    let mut body = shape.answer.whole(OBJECT, choices.collect(), used);
     if let Some(ids) = &shape.prompt_ids {
         body.insert("prompt_token_ids".into(), ids.as_slice().into());
     }
     Ok(Json(body).into_response())
+}
+
+/// A chat, checked and rendered.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) params: Params,
+    pub(crate) prompt: Vec<u32>,
+    /// Whether the prompt has opened the model's reasoning.
+    pub(crate) thinking: bool,
+    max_tokens: usize,
+    logprobs: Option<usize>,
+    /// Functions that the answer may call.
+    tools: Option<Arc<Tools>>,
+}
+
+impl Asked {
+    /// Reads the fields of a chat.
+    pub(crate) async fn read(app: &AppState, fields: &mut Fields) -> Result<Self, ApiError> {
+        let mut params = Params::read(fields, &app.config)?;
+        let logprobs = read_logprobs(fields, app.config.limits.logprobs)?;
+        refuse_unsupported(fields)?;
+        if params.max_tokens == Some(0) {
+            let message = "\"max_tokens\" is 0, expected at least 1";
+            return Err(ApiError::field("max_tokens", message));
+        }
+        let add_special_tokens = fields.boolean("add_special_tokens")?.unwrap_or(false);
+        let continues = fields.boolean("continue_final_message")?.unwrap_or(false);
+        let tools = tools::read(fields)?;
+        let choice = ToolChoice::read(fields, tools.as_deref())?;
+        let several = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+        let asked = constraint::read(fields)?;
+        let text = render(app, fields).await?;
+        let thinking = opens_reasoning(&text, continues);
+        let grammar = match (choice.demanded(tools.as_deref()), asked) {
+            (Some(demanded), _) => {
+                let grammar = constraint::call_grammar(&app.tokenizer, &demanded, several);
+                Some(("tool_choice", grammar, true))
+            }
+            (None, Some((field, grammar))) => Some((field, grammar, false)),
+            (None, None) => None,
+        };
+        if let Some((field, grammar, calls)) = grammar {
+            let app = app.clone();
+            let compile = move || app.compile(field, grammar, thinking, calls);
+            params.grammar = Some(prompt::blocking(compile).await??);
+        }
+        let prompt = prompt::encode_text(&app.tokenizer, text, add_special_tokens).await?;
+        let most = app.config.max_positions;
+        let max_tokens = prompt::room("messages", &prompt, params.max_tokens, most, most)?;
+        let tools = tools.filter(|_| choice != ToolChoice::None);
+        Ok(Self { params, prompt, thinking, max_tokens, logprobs, tools })
+    }
+
+    /// Hands it to the coordinator.
+    pub(crate) fn start(&self, app: &AppState, headers: &HeaderMap) -> Result<Pieces, ApiError> {
+        let trace = traceparent(headers);
+        let room = (self.prompt.as_slice(), self.max_tokens);
+        let plans = (0..self.params.n)
+            .map(|i| {
+                let request = self.params.request(&app.config, room, i, self.logprobs, &trace);
+                let options = self.params.text_options(&app.config, self.logprobs.is_some());
+                Plan { request, choice: Choice::new(app.tokenizer.clone(), options, None) }
+            })
+            .collect();
+        generate::start(&app.handle, plans)
+    }
+
+    /// Takes one choice's text apart.
+    pub(crate) fn parser(&self) -> OutputParser {
+        OutputParser::new(self.thinking, self.tools.clone())
+    }
+}
+
+/// Whether the prompt ends inside the model's reasoning.
+fn opens_reasoning(prompt: &str, continues: bool) -> bool {
+    if continues {
+        // The message to go on with may stop within its reasoning.
+        return prompt.rfind("<think>") > prompt.rfind("</think>");
+    }
+    prompt.trim_end().ends_with("<think>")
 }
 
 /// The chat as the template renders it.
@@ -98,7 +156,7 @@ pub(crate) async fn render(app: &AppState, fields: &mut Fields) -> Result<String
         ));
     }
     let variables = variables(fields)?;
-    let tools = tools(fields)?;
+    let tools = tools::shown(fields)?;
     fields.list("documents")?;
     fields.list("messages")?;
     let Some(Value::Array(messages)) = fields.take("messages") else {
@@ -135,25 +193,7 @@ fn variables(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     Ok(variables)
 }
 
-/// The tools to show to the model; none when it may not call any.
-fn tools(fields: &Fields) -> Result<Option<Value>, ApiError> {
-    let Some(tools) = fields.list("tools")? else { return Ok(None) };
-    for (i, tool) in tools.iter().enumerate() {
-        let name = tool.get("function").and_then(|f| f.get("name"));
-        if !name.is_some_and(Value::is_string) {
-            return Err(ApiError::field(
-                format!("tools[{i}].function.name"),
-                format!("tools[{i}].function.name is missing, expected the name of a function"),
-            ));
-        }
-    }
-    let forbidden = fields.get("tool_choice").and_then(Value::as_str) == Some("none");
-    Ok((!tools.is_empty() && !forbidden).then(|| tools.clone().into()))
-}
-
 fn refuse_unsupported(fields: &Fields) -> Result<(), ApiError> {
-    let free = |v: &Value| matches!(v.as_str(), Some("auto" | "none"));
-    fields.refuse_unless("tool_choice", free, "\"auto\" or \"none\"")?;
     let is_none = |v: &Value| v.as_str() == Some("none");
     fields.refuse_unless("function_call", is_none, "null")?;
     let is_empty = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
@@ -174,92 +214,5 @@ fn read_logprobs(fields: &Fields, most: usize) -> Result<Option<usize>, ApiError
             "\"top_logprobs\" is only allowed with \"logprobs\": true",
         )),
         _ => Ok(wanted.then_some(0)),
-    }
-}
-
-/// How choices look in this endpoint.
-struct Shape {
-    answer: Answer,
-    tokenizer: Arc<TextTokenizer>,
-    logprobs: Option<usize>,
-    /// Set when the client wants ids.
-    prompt_ids: Option<Vec<u32>>,
-}
-
-impl Shape {
-    fn scores(&self, tokens: &[ScoredToken]) -> Value {
-        self.logprobs.map_or(Value::Null, |top| logprobs::chat(&self.tokenizer, tokens, top))
-    }
-
-    fn choice(&self, index: usize, piece: Piece) -> Value {
-        let mut choice = json!({
-            "index": index,
-            "message": {"role": "assistant", "content": piece.text, "refusal": null},
-            "logprobs": self.scores(&piece.tokens),
-            "finish_reason": piece.finish.map(reason_name),
-        });
-        self.add_ids(&mut choice, piece.token_ids);
-        choice
-    }
-
-    fn delta(&self, index: usize, piece: Piece) -> Value {
-        let delta = if piece.text.is_empty() { json!({}) } else { json!({"content": piece.text}) };
-        let scores = if piece.tokens.is_empty() { Value::Null } else { self.scores(&piece.tokens) };
-        let mut choice = json!({
-            "index": index,
-            "delta": delta,
-            "logprobs": scores,
-            "finish_reason": piece.finish.map(reason_name),
-        });
-        self.add_ids(&mut choice, piece.token_ids);
-        choice
-    }
-
-    fn add_ids(&self, choice: &mut Value, ids: Vec<u32>) {
-        if self.prompt_ids.is_some() {
-            choice["token_ids"] = ids.into();
-        }
-    }
-}
-
-struct Stream {
-    shape: Shape,
-    started: Vec<bool>,
-    any_started: bool,
-    used: Used,
-}
-
-impl Stream {
-    /// The chunk that opens a choice; the very first one also carries the prompt's ids.
-    fn opening(&mut self, index: usize) -> Option<Value> {
-        if std::mem::replace(&mut self.started[index], true) {
-            return None;
-        }
-        let choice = json!({
-            "index": index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": null,
-            "finish_reason": null,
-        });
-        let mut chunk = self.shape.answer.chunk(CHUNK, choice);
-        if !std::mem::replace(&mut self.any_started, true)
-            && let Some(ids) = &self.shape.prompt_ids
-        {
-            chunk.insert("prompt_token_ids".into(), ids.as_slice().into());
-        }
-        Some(chunk.into())
-    }
-}
-
-impl sse::Chunks for Stream {
-    fn piece(&mut self, index: usize, piece: Piece) -> Vec<Value> {
-        self.used.add(index, self.started.len(), &piece);
-        let mut chunks: Vec<Value> = self.opening(index).into_iter().collect();
-        chunks.push(self.shape.answer.chunk(CHUNK, self.shape.delta(index, piece)).into());
-        chunks
-    }
-
-    fn end(&mut self) -> Option<Value> {
-        self.shape.answer.closing(CHUNK, self.used)
     }
 }

@@ -18,7 +18,7 @@ use crate::fields::Fields;
 use crate::generate::{self, Plan, reason_name};
 use crate::params::Params;
 use crate::tokenizer::TextTokenizer;
-use crate::{logprobs, prompt, sse};
+use crate::{constraint, logprobs, prompt, sse};
 
 /// OpenAI's default for `max_tokens` here.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -29,7 +29,12 @@ pub(crate) async fn complete(
     headers: HeaderMap,
     JsonFields(mut fields): JsonFields,
 ) -> Result<Response, ApiError> {
-    let params = Params::read(&fields, &app.config)?;
+    let mut params = Params::read(&fields, &app.config)?;
+    if let Some((field, grammar)) = constraint::read(&fields)? {
+        let app = app.clone();
+        let compile = move || app.compile(field, grammar, false, false);
+        params.grammar = Some(prompt::blocking(compile).await??);
+    }
     let own = OwnParams::read(&fields, &app, &params)?;
     let prompts = prompt::read(fields.take("prompt"), app.config.vocab_size)?;
     let each = own.best_of;

@@ -221,17 +221,11 @@ fn refuse_unsupported(fields: &Fields) -> Result<(), ApiError> {
         "truncate_prompt_tokens",
         "prompt_logprobs",
         "prompt_embeds",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
         "chat_template",
     ] {
         fields.refuse_unless(name, |v| v == &Value::Bool(false), "null")?;
     }
-    let text_format = |v: &Value| v.get("type").and_then(Value::as_str) == Some("text");
-    fields.refuse_unless("response_format", text_format, "{\"type\": \"text\"}")
+    Ok(())
 }
 
 #[cfg(test)]
@@ -320,8 +314,6 @@ mod tests {
             (json!({"timeout": -1}), "timeout"),
             (json!({"priority": 1e10}), "priority"),
             (json!({"min_tokens": -1}), "min_tokens"),
-            (json!({"response_format": {"type": "json_object"}}), "response_format"),
-            (json!({"guided_regex": "a+"}), "guided_regex"),
         ] {
             let error = read(value.clone()).unwrap_err();
             assert_eq!(error.body()["error"]["param"], param, "{value}");

@@ -18,13 +18,19 @@ pub(crate) trait Chunks: Send + 'static {
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Value>;
     /// What follows after the last piece, before the end mark.
     fn end(&mut self) -> Option<Value>;
+    /// What follows a failure in the middle.
+    fn failed(&mut self, error: &ApiError) -> Value {
+        error.body()
+    }
+    /// Whether the stream ends with `[DONE]`.
+    const END_MARK: bool = true;
 }
 
 /// Streams the pieces. Waits for the first one, so that a failure before it is an HTTP error; a later failure is an
 /// error event, and the stream ends without its end mark.
-pub(crate) async fn respond(
+pub(crate) async fn respond<C: Chunks>(
     mut pieces: Pieces,
-    mut chunks: impl Chunks,
+    mut chunks: C,
 ) -> Result<Response, ApiError> {
     let mut next = pieces.next().await.transpose()?;
     let events = stream! {
@@ -35,7 +41,7 @@ pub(crate) async fn respond(
             match pieces.next().await.transpose() {
                 Ok(item) => next = item,
                 Err(error) => {
-                    yield Ok(data(&error.body()));
+                    yield Ok(data(&chunks.failed(&error)));
                     return;
                 }
             }
@@ -43,12 +49,19 @@ pub(crate) async fn respond(
         if let Some(chunk) = chunks.end() {
             yield Ok(data(&chunk));
         }
-        yield Ok(Event::default().data("[DONE]"));
+        if C::END_MARK {
+            yield Ok(Event::default().data("[DONE]"));
+        }
     };
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
 }
 
 fn data(value: &Value) -> Event {
     // JSON text has no raw line breaks, so it is one data line.
-    Event::default().data(value.to_string())
+    let event = Event::default().data(value.to_string());
+    // Chunks of chats have no type; events of responses do, and clients may listen to it.
+    match value.get("type").and_then(Value::as_str) {
+        Some(name) => event.event(name),
+        None => event,
+    }
 }

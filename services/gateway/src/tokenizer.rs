@@ -29,6 +29,8 @@ pub(crate) struct TextTokenizer {
     /// What each id stands for; `None` when ids do not stand for bytes one by one.
     pieces: Option<ByteTable>,
     special: Vec<bool>,
+    /// Ids that are no pieces of text, but tokens of their own: role tokens, tags.
+    added: Vec<bool>,
 }
 
 /// The bytes of every id, one after the other.
@@ -60,14 +62,16 @@ impl TextTokenizer {
         inner.with_padding(None);
         let highest = inner.get_vocab(true).into_values().max().unwrap_or(0);
         let mut special = vec![false; highest as usize + 1];
+        let mut added = special.clone();
         for (id, token) in inner.get_added_tokens_decoder() {
             if let Some(flag) = special.get_mut(id as usize) {
                 *flag = token.special;
+                added[id as usize] = true;
             }
         }
         let pieces = matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)))
             .then(|| byte_table(&inner, highest));
-        Ok(Self { inner, pieces, special })
+        Ok(Self { inner, pieces, special, added })
     }
 
     /// Ids of a text; `add_special` runs the file's post-processor, which may add tokens around it.
@@ -92,6 +96,16 @@ impl TextTokenizer {
     /// Whether the id is flagged special, so that answers leave it out.
     pub(crate) fn is_special(&self, id: u32) -> bool {
         self.special.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// Whether the id is a token of its own rather than a piece of text.
+    pub(crate) fn is_added(&self, id: u32) -> bool {
+        self.added.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// The id of a token of its own.
+    pub(crate) fn id_of_added(&self, text: &str) -> Option<u32> {
+        self.inner.token_to_id(text).filter(|id| self.is_added(*id))
     }
 
     /// The vocabulary's own spelling of an id; empty for ids that have none.

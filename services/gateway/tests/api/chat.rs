@@ -11,7 +11,7 @@ fn hello() -> Value {
 
 #[tokio::test]
 async fn a_chat_is_rendered_by_the_checkpoint_s_template() {
-    let server = Server::saying("Hello").await;
+    let server = Server::saying("Hm</think>Hello").await;
     let answer = server.ok(PATH, json!({"model": "org/tiny", "messages": hello()})).await;
     let prompt = encode("[gMASK]<sop><|user|>Hi<|assistant|><think>");
     let request = server.request(0);
@@ -22,7 +22,10 @@ async fn a_chat_is_rendered_by_the_checkpoint_s_template() {
         answer["choices"],
         json!([{
             "index": 0,
-            "message": {"role": "assistant", "content": "Hello", "refusal": null},
+            "message": {
+                "role": "assistant", "content": "Hello", "refusal": null,
+                "reasoning_content": "Hm",
+            },
             "logprobs": null,
             "finish_reason": "length",
         }])
@@ -99,7 +102,7 @@ async fn logprobs_have_their_own_shape_here() {
 
 #[tokio::test]
 async fn a_streamed_chat_opens_with_the_role_and_closes_with_usage() {
-    let server = Server::saying("Hello there!").await;
+    let server = Server::saying("Hm</think>Hello there!").await;
     let body = json!({
         "messages": hello(), "stream": true, "n": 2, "return_token_ids": true,
         "stream_options": {"include_usage": true},
@@ -118,14 +121,14 @@ async fn a_streamed_chat_opens_with_the_role_and_closes_with_usage() {
         assert_eq!(text, "Hello there!");
         let ids: Vec<Value> =
             mine.iter().filter_map(|c| c["token_ids"].as_array()).flatten().cloned().collect();
-        assert_eq!(Value::from(ids), json!(encode("Hello there!")));
+        assert_eq!(Value::from(ids), json!(encode("Hm</think>Hello there!")));
         let reasons: Vec<&Value> =
             mine.iter().map(|c| &c["finish_reason"]).filter(|r| !r.is_null()).collect();
         assert_eq!(reasons, ["length"]);
     }
     let (last, before) = all.split_last().unwrap();
     assert_eq!(last["choices"], json!([]));
-    assert_eq!(last["usage"]["completion_tokens"], 2 * encode("Hello there!").len());
+    assert_eq!(last["usage"]["completion_tokens"], 2 * encode("Hm</think>Hello there!").len());
     assert_eq!(last["usage"]["prompt_tokens"], prompt.len());
     assert!(before.iter().all(|c| c["usage"].is_null() && c["object"] == "chat.completion.chunk"));
 }
@@ -142,4 +145,75 @@ async fn a_checkpoint_without_template_says_so() {
     assert_eq!(response.status(), 400);
     let error: Value = response.json().await.unwrap();
     assert!(error["error"]["message"].as_str().unwrap().contains("chat template"), "{error}");
+}
+
+fn weather() -> Value {
+    json!([{"type": "function", "function": {"name": "weather", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    }}}])
+}
+
+const CALLS: &str = "I look.</think>Well<tool_call>weather<arg_key>city</arg_key><arg_value>12 \"x\"</arg_value>\
+    <arg_key>days</arg_key><arg_value>12</arg_value></tool_call><tool_call>weather</tool_call>";
+
+#[tokio::test]
+async fn calls_are_taken_out_of_the_text_whole_and_streamed() {
+    let server = Server::scripted(|_| crate::fake::says(CALLS, FinishReason::Stop)).await;
+    let mut body = json!({"messages": hello(), "tools": weather()});
+    let answer = server.ok(PATH, body.clone()).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["reasoning_content"], "I look.");
+    assert_eq!(choice["message"]["content"], "Well");
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!(calls[0]["function"]["arguments"], r#"{"city": "12 \"x\"", "days": 12}"#);
+    assert_eq!(calls[1]["function"], json!({"name": "weather", "arguments": "{}"}));
+    assert_ne!(calls[0]["id"], calls[1]["id"]);
+
+    body["stream"] = true.into();
+    let all = chunks(server.stream(PATH, body.clone()).await);
+    let deltas: Vec<&Value> = all.iter().map(|c| &c["choices"][0]["delta"]).collect();
+    let text = |name: &str| deltas.iter().filter_map(|d| d[name].as_str()).collect::<String>();
+    assert_eq!((text("reasoning_content").as_str(), text("content").as_str()), ("I look.", "Well"));
+    let parts: Vec<&Value> = deltas.iter().filter_map(|d| d["tool_calls"].get(0)).collect();
+    for (index, whole) in calls.iter().enumerate() {
+        let mine = parts.iter().filter(|p| p["index"] == index);
+        let join = |name: &str| -> Vec<&str> {
+            mine.clone().filter_map(|p| p["function"][name].as_str()).collect()
+        };
+        assert_eq!(join("name"), ["weather"], "a name comes once");
+        assert_eq!(join("arguments").concat(), whole["function"]["arguments"].as_str().unwrap());
+    }
+    assert_eq!(all.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+
+    body["stream"] = false.into();
+    body["tool_choice"] = "none".into();
+    let answer = server.ok(PATH, body).await;
+    assert!(answer["choices"][0]["message"]["tool_calls"].is_null());
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+}
+
+#[tokio::test]
+async fn demanded_calls_and_formats_reach_the_pipeline_as_a_grammar() {
+    let server = Server::saying("x").await;
+    let named = json!({"type": "function", "function": {"name": "weather"}});
+    let schema =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}});
+    for (fields, expected) in [
+        (json!({}), false),
+        (json!({"tools": weather()}), false),
+        (json!({"tools": weather(), "tool_choice": "required"}), true),
+        (json!({"tools": weather(), "tool_choice": named}), true),
+        (json!({"response_format": {"type": "json_object"}}), true),
+        (json!({"response_format": schema}), true),
+        (json!({"response_format": {"type": "text"}}), false),
+    ] {
+        let mut body = json!({"messages": hello()});
+        for (name, value) in fields.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        server.ok(PATH, body).await;
+        let asked = server.requests.lock().unwrap().pop().unwrap();
+        assert_eq!(asked.grammar.is_some(), expected, "{fields}");
+    }
 }

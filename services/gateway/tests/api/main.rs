@@ -9,4 +9,5 @@ mod completions;
 mod errors;
 mod fake;
 mod health;
+mod responses;
 mod stream;
