@@ -5,6 +5,7 @@ torch reference, prints one table, and exits 1 when a bound is exceeded.
 """
 
 import ctypes
+import fcntl
 import os
 import statistics
 import subprocess
@@ -24,10 +25,24 @@ def check(code, what):
         raise RuntimeError(f"{what}: {text.value.decode() if text.value else code}")
 
 
+_turn = None
+
+
+def take_turn():
+    """Waits until no other check uses the GPU: checks may be started together, so that their imports overlap. The turn ends with
+    the process. Does nothing unless $BATON_GPU_LOCK names a file."""
+    global _turn
+    path = os.environ.get("BATON_GPU_LOCK")
+    if path and _turn is None:
+        _turn = open(path, "w")
+        fcntl.flock(_turn, fcntl.LOCK_EX)
+
+
 class Module:
     """One .cu file, compiled if no cubin of it lies in $BATON_CUBINS."""
 
     def __init__(self, name):
+        take_turn()
         torch.cuda.init()
         torch.zeros(1, device="cuda")
         built = Path(os.environ.get("BATON_CUBINS", "/nonexistent")) / f"{name}.cubin"
