@@ -5,6 +5,7 @@ torch reference, prints one table, and exits 1 when a bound is exceeded.
 """
 
 import ctypes
+import faulthandler
 import fcntl
 import os
 import statistics
@@ -30,12 +31,14 @@ _turn = None
 
 def take_turn():
     """Waits until no other check uses the GPU: checks may be started together, so that their imports overlap. The turn ends with
-    the process. Does nothing unless $BATON_GPU_LOCK names a file."""
+    the process, at the latest after $BATON_GPU_TURN seconds. Does nothing unless $BATON_GPU_LOCK names a file."""
     global _turn
     path = os.environ.get("BATON_GPU_LOCK")
     if path and _turn is None:
         _turn = open(path, "w")
         fcntl.flock(_turn, fcntl.LOCK_EX)
+        if limit := os.environ.get("BATON_GPU_TURN"):
+            faulthandler.dump_traceback_later(float(limit), exit=True)
 
 
 class Module:

@@ -1,6 +1,7 @@
 //! `baton bench stage`: one stage's layers on a GPU, beside what reading their bytes and doing their arithmetic takes at
 //! least.
 
+#[cfg(any(test, feature = "cuda"))]
 mod floor;
 #[cfg(feature = "cuda")]
 mod measure;
@@ -14,7 +15,6 @@ pub(crate) fn run(args: &BenchStageArgs) -> anyhow::Result<()> {
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn run(args: &BenchStageArgs) -> anyhow::Result<()> {
-    let _ = floor::Floor::new;
     anyhow::bail!(
         "baton bench stage --layers {}..{}: this binary was built without the feature `cuda`",
         args.layers.start,
