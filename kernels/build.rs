@@ -97,11 +97,14 @@ fn cubin_path(source: &Path, arch: &str, out: &Path) -> Result<PathBuf, String> 
 
 fn cubin(nvcc: &OsString, source: &Path, arch: &str, out: &Path) -> Result<(), String> {
     let target = cubin_path(source, arch, out)?;
+    if is_current(&target, source)? {
+        return Ok(());
+    }
     let output = Command::new(nvcc)
         .args(["-cubin", "-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v"])
         .arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"))
         .arg("-o")
-        .arg(target)
+        .arg(&target)
         .arg(source)
         .output()
         .map_err(|e| format!("{}: {e}", nvcc.display()))?;
@@ -109,7 +112,29 @@ fn cubin(nvcc: &OsString, source: &Path, arch: &str, out: &Path) -> Result<(), S
     if !output.status.success() {
         return Err(format!("{}: nvcc failed:\n{log}", source.display()));
     }
-    spills(source, &log)
+    spills(source, &log).inspect_err(|_| drop(fs::remove_file(&target)))
+}
+
+/// Whether a cubin is newer than its source, every header and this program: one kernel's change does not compile them all.
+fn is_current(target: &Path, source: &Path) -> Result<bool, String> {
+    let changed = |path: &Path| {
+        let found = fs::metadata(path).and_then(|m| m.modified());
+        found.map_err(|e| format!("{}: {e}", path.display()))
+    };
+    if !target.exists() {
+        return Ok(false);
+    }
+    let made = changed(target)?;
+    let headers = fs::read_dir("cuda").map_err(|e| format!("kernels/cuda: {e}"))?;
+    let headers = headers
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == "cuh"));
+    for input in headers.chain([source.to_owned(), PathBuf::from("build.rs")]) {
+        if changed(&input)? >= made {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// A kernel that spills registers is many times slower than it looks: it does not build.

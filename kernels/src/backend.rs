@@ -226,6 +226,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
         head_dim: usize,
     ) -> Result<Self::IndexCache, KernelError>;
 
+    /// Called once all weights are there: frees what only loading needs.
+    fn loaded(&self) {}
+
     /// Fills a cache with made-up values, for measurements.
     fn make_up_latents(&self, cache: &mut Self::LatentCache, seed: u64);
     /// Fills a cache with made-up values, for measurements.

@@ -16,6 +16,9 @@ mod placed;
 mod profile;
 mod selection;
 mod tensor;
+#[allow(dead_code, reason = "the kernels that take one follow")]
+mod tensor_map;
+mod upload;
 mod weight;
 
 use std::collections::BTreeMap;
@@ -261,6 +264,10 @@ impl Backend for CudaBackend {
             self.element,
         )?;
         Ok(IndexCache { width: head_dim, data })
+    }
+
+    fn loaded(&self) {
+        self.device.end_of_load();
     }
 
     fn make_up_latents(&self, cache: &mut LatentCache, seed: u64) {

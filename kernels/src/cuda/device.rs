@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ffi::{CStr, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -12,6 +12,7 @@ use super::arena::Arena;
 use super::cubins::CUBINS;
 use super::memory::Memory;
 use super::profile::Profile;
+use super::upload::{self, Upload};
 use crate::backend::KernelError;
 
 /// A GPU and the one stream that every operation of a backend runs on.
@@ -21,12 +22,44 @@ pub(crate) struct Device {
     pub(crate) uuid: String,
     context: sys::CUcontext,
     stream: sys::CUstream,
-    modules: Vec<sys::CUmodule>,
-    functions: Mutex<HashMap<&'static str, sys::CUfunction>>,
+    /// Every kernel by its name.
+    functions: HashMap<String, Kernel>,
     arena: Mutex<Arc<Arena>>,
+    upload: Mutex<Upload>,
     pub(crate) profile: Profile,
     /// The first failure of an operation; what follows it does nothing.
     failure: Mutex<Option<KernelError>>,
+}
+
+/// Shared memory that every kernel may ask for, and the most that Hopper gives to one that is allowed to.
+const USUAL_SHARED: usize = 48 << 10;
+const LARGEST_SHARED: i32 = 227 << 10;
+
+/// A kernel of a loaded module.
+struct Kernel {
+    function: sys::CUfunction,
+    /// Whether it may use [`LARGEST_SHARED`].
+    raised: OnceLock<Result<(), DriverError>>,
+}
+
+/// All kernels of a module.
+fn kernels(module: sys::CUmodule) -> Result<Vec<(String, Kernel)>, DriverError> {
+    let mut count = 0;
+    // SAFETY: the driver writes one number.
+    unsafe { sys::cuModuleGetFunctionCount(&mut count, module) }.result()?;
+    let mut functions = vec![std::ptr::null_mut(); count as usize];
+    // SAFETY: the list has room for `count` handles.
+    unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module) }.result()?;
+    let named = functions.into_iter().map(|function| {
+        let mut name = std::ptr::null();
+        // SAFETY: the driver gives a string that lives as long as the module, which is never unloaded.
+        let name = unsafe {
+            sys::cuFuncGetName(&mut name, function).result()?;
+            CStr::from_ptr(name)
+        };
+        Ok((name.to_string_lossy().into_owned(), Kernel { function, raised: OnceLock::new() }))
+    });
+    named.collect()
 }
 
 // SAFETY: CUDA contexts, streams, modules and functions may be used from any thread; every use makes the context current
@@ -48,6 +81,7 @@ impl Argument for i64 {}
 impl Argument for u64 {}
 impl Argument for f32 {}
 impl Argument for super::weight::Matrix {}
+impl Argument for super::tensor_map::TensorMap {}
 
 /// The address of an argument, as the driver wants it.
 pub(crate) fn argument<T: Argument>(value: &T) -> *mut c_void {
@@ -144,23 +178,24 @@ impl Device {
         unsafe { result::ctx::set_current(context) }.map_err(said)?;
         let stream =
             result::stream::create(result::stream::StreamKind::NonBlocking).map_err(said)?;
-        let mut modules = Vec::with_capacity(images.len());
+        let mut functions = HashMap::new();
         for (_, _, image) in images {
             // The loader wants the alignment of an ELF file.
             let mut aligned = vec![0_u64; image.len().div_ceil(8)];
             bytemuck::cast_slice_mut::<u64, u8>(&mut aligned)[..image.len()].copy_from_slice(image);
             // SAFETY: `aligned` holds a whole cubin and outlives the call, which copies it.
-            modules
-                .push(unsafe { result::module::load_data(aligned.as_ptr().cast()) }.map_err(said)?);
+            let module =
+                unsafe { result::module::load_data(aligned.as_ptr().cast()) }.map_err(said)?;
+            functions.extend(kernels(module).map_err(said)?);
         }
         let opened = Self {
             name,
             uuid: uuid.bytes.iter().map(|b| format!("{:02x}", *b as u8)).collect(),
             context,
             stream,
-            modules,
-            functions: Mutex::default(),
+            functions,
             arena: Mutex::new(Arc::new(Arena::empty())),
+            upload: Mutex::default(),
             profile: Profile::default(),
             failure: Mutex::new(None),
         };
@@ -212,32 +247,44 @@ impl Device {
         }
     }
 
-    fn function(&self, name: &'static str, shared: u32) -> Result<sys::CUfunction, KernelError> {
-        let mut functions = lock(&self.functions);
-        if let Some(function) = functions.get(name) {
-            return Ok(*function);
-        }
-        let symbol = CString::new(name).map_err(|_| KernelError::Device {
-            device: self.name.clone(),
-            message: format!("{name:?} is no kernel name"),
-        })?;
-        // SAFETY: the modules are loaded and stay so.
-        let found = self
-            .modules
-            .iter()
-            .find_map(|m| unsafe { result::module::get_function(*m, symbol.clone()) }.ok());
-        let function = found.ok_or_else(|| KernelError::Device {
+    /// Queues a copy of `bytes`, which may be changed when this returns, to device memory.
+    ///
+    /// # Safety
+    /// `to` starts at least `bytes.len()` bytes of device memory.
+    pub(crate) unsafe fn copy_in(&self, to: u64, bytes: &[u8]) {
+        self.enter();
+        let stream = self.stream;
+        self.note(if bytes.len() < upload::WORTHWHILE {
+            // SAFETY: the caller's range. The driver stages pageable memory before the call returns.
+            unsafe { result::memcpy_htod_async(to, bytes, stream) }
+        } else {
+            // SAFETY: the caller's range, and the context is current.
+            unsafe { lock(&self.upload).copy(to, bytes, stream) }
+        });
+    }
+
+    /// Frees what loading needed and steps do not.
+    pub(crate) fn end_of_load(&self) {
+        self.enter();
+        lock(&self.upload).clear();
+    }
+
+    /// The kernel called `name`, allowed `shared` bytes of shared memory.
+    fn function(&self, name: &str, shared: usize) -> Result<sys::CUfunction, KernelError> {
+        let kernel = self.functions.get(name).ok_or_else(|| KernelError::Device {
             device: self.name.clone(),
             message: format!("no kernel is called {name}"),
         })?;
-        if shared > 48 * 1024 {
+        if shared > USUAL_SHARED {
             use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
-            // SAFETY: `function` was just found in a loaded module.
-            unsafe { result::function::set_function_attribute(function, SHARED, 227 * 1024) }
-                .map_err(|e| self.error(e))?;
+            let function = kernel.function;
+            // SAFETY: `function` was found in a module, which stays loaded.
+            let raise = || unsafe {
+                result::function::set_function_attribute(function, SHARED, LARGEST_SHARED)
+            };
+            kernel.raised.get_or_init(raise).map_err(|e| self.error(e))?;
         }
-        functions.insert(name, function);
-        Ok(function)
+        Ok(kernel.function)
     }
 
     /// Queues a kernel. After a failure nothing is queued any more, so that no kernel runs on memory that was not got.
@@ -253,7 +300,7 @@ impl Device {
             return;
         }
         self.enter();
-        let function = match self.function(name, shared as u32) {
+        let function = match self.function(name, shared) {
             Ok(function) => function,
             Err(e) => return self.fail(e),
         };

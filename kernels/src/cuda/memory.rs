@@ -100,9 +100,8 @@ impl Memory {
             return;
         }
         assert!(offset + bytes.len() <= self.bytes, "a write past the end of device memory");
-        device.enter();
-        // SAFETY: the range was checked. Pageable sources are staged before the call returns.
-        device.note(unsafe { result::memcpy_htod_async(self.at(offset), bytes, device.stream()) });
+        // SAFETY: the range was checked.
+        unsafe { device.copy_in(self.at(offset), bytes) };
     }
 
     /// The first `into.len()` bytes, once everything queued before has run.

@@ -193,6 +193,7 @@ impl<B: Backend> Slice<B> {
         } else {
             None
         };
+        backend.loaded();
         Ok(Self {
             shape: shape(config, contract.hidden_dtype),
             backend: Arc::new(backend),

@@ -423,7 +423,7 @@ impl crate::Matcher for EvenMatcher {
 
     fn accept(&mut self, token: u32) -> Result<bool, String> {
         self.0 += 1;
-        if token % 2 == 0 { Ok(self.0 == 3) } else { Err(format!("{token} is odd")) }
+        if token.is_multiple_of(2) { Ok(self.0 == 3) } else { Err(format!("{token} is odd")) }
     }
 }
 
