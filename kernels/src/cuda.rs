@@ -6,6 +6,7 @@
 
 mod arena;
 mod attention;
+mod blas;
 mod cubins {
     include!(concat!(env!("OUT_DIR"), "/cubins.rs"));
 }
@@ -25,6 +26,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use attention::{Absorbed, LatentCache};
+use blas::{Operands, Places, Product};
 use device::{Device, launch};
 pub use experts::{Experts, Routes};
 use memory::Memory;
@@ -32,6 +34,7 @@ pub use placed::Placed;
 pub use profile::KernelTime;
 pub use selection::{IndexCache, Selection};
 pub use tensor::{Element, Tensor};
+use weight::Kind;
 pub use weight::{Vector, Weight};
 
 use crate::backend::{
@@ -168,6 +171,15 @@ impl CudaBackend {
 
     fn linear_into(&self, weight: &Weight, x: &Tensor, result: Element) -> Tensor {
         let out = Tensor::new(&self.device, x.rows, weight.rows, result);
+        // cuBLASLt wants rows that start at multiples of 16 bytes.
+        let aligned = weight.rows.is_multiple_of(16) && weight.cols.is_multiple_of(16);
+        if (x.element, weight.kind) == (Element::Bf16, Kind::Bf16) && aligned {
+            let product = Product::plain(x.rows, weight.rows, weight.cols, Operands::Bf16, result);
+            let places =
+                Places { x: x.at(), x_scales: 0, w: weight.data.at(0), w_scales: 0, y: out.at() };
+            self.device.blas.multiply(&self.device, &product, &places);
+            return out;
+        }
         let kernel = match (x.element, result) {
             (Element::F32, _) => "linear_f32",
             (Element::Bf16, Element::Bf16) => "linear_bf16",

@@ -9,6 +9,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 use super::arena::Arena;
+use super::blas::Blas;
 use super::cubins::CUBINS;
 use super::memory::Memory;
 use super::profile::Profile;
@@ -26,6 +27,7 @@ pub(crate) struct Device {
     functions: HashMap<String, Kernel>,
     arena: Mutex<Arc<Arena>>,
     upload: Mutex<Upload>,
+    pub(crate) blas: Blas,
     pub(crate) profile: Profile,
     /// The first failure of an operation; what follows it does nothing.
     failure: Mutex<Option<KernelError>>,
@@ -196,6 +198,7 @@ impl Device {
             functions,
             arena: Mutex::new(Arc::new(Arena::empty())),
             upload: Mutex::default(),
+            blas: Blas::default(),
             profile: Profile::default(),
             failure: Mutex::new(None),
         };

@@ -35,12 +35,12 @@ impl Profile {
     }
 
     /// Runs `launch` between two events, when profiling is on.
-    pub(crate) fn around(
+    pub(crate) fn around<R>(
         &self,
         kernel: &'static str,
         stream: sys::CUstream,
-        launch: impl FnOnce(),
-    ) {
+        launch: impl FnOnce() -> R,
+    ) -> R {
         let mut spans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(spans) = spans.as_mut() else { return launch() };
         let event = || {
@@ -50,10 +50,11 @@ impl Profile {
             Some(event)
         };
         let begin = event();
-        launch();
+        let outcome = launch();
         if let (Some(begin), Some(end)) = (begin, event()) {
             spans.push(Span { kernel, begin, end });
         }
+        outcome
     }
 
     /// Ends profiling and adds the times up; the stream has been waited for.

@@ -16,7 +16,7 @@ pub struct Tensor {
 }
 
 /// Compute type of activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     /// As the CPU computes.
     F32,
