@@ -19,6 +19,7 @@ use crate::prefix::BlockHash;
 use crate::registry::Registry;
 use crate::request::{Event, Readiness, Submission};
 use crate::scheduler::{Limits, Scheduler};
+use crate::state::StateWriter;
 use crate::wiring::Wired;
 
 /// What the driver is told.
@@ -83,7 +84,7 @@ pub(crate) async fn drive(
     registry: &Registry,
     mut submissions: mpsc::Receiver<Submission>,
     ready: &watch::Sender<Readiness>,
-    state: &watch::Sender<Arc<Value>>,
+    state: &mut StateWriter,
     shutdown: &CancellationToken,
 ) {
     let (results, mut answers) = mpsc::channel::<StageResult>(256);
@@ -109,7 +110,10 @@ pub(crate) async fn drive(
                 if let Some(failure) = pipeline.overdue() {
                     break failure;
                 }
-                state.send_replace(Arc::new(pipeline.state(None)));
+            }
+            question = state.question() => {
+                // One that was given up needs no answer.
+                let _ = question.send(pipeline.state(None));
             }
             () = shutdown.cancelled() => {
                 let reason = "the server is shutting down";
@@ -123,7 +127,9 @@ pub(crate) async fn drive(
     tracing::error!("the pipeline failed: {reason}");
     ready.send_replace(Readiness::NotReady(reason.clone()));
     pipeline.scheduler.fail_all(&reason);
-    state.send_replace(Arc::new(pipeline.state(Some(&failure))));
+    let last = pipeline.state(Some(&failure));
+    let answering = state.repeat(last);
+    tokio::pin!(answering);
     // What was submitted before the readiness dropped is told, not forgotten.
     loop {
         tokio::select! {
@@ -131,6 +137,7 @@ pub(crate) async fn drive(
                 Some(submission) => fail(&submission, &reason),
                 None => return,
             },
+            never = &mut answering => match never {},
             () = shutdown.cancelled() => return refuse(submissions, &reason).await,
         }
     }

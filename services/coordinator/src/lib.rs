@@ -12,6 +12,7 @@ pub mod request;
 mod sampling;
 mod scheduler;
 mod sequence;
+pub mod state;
 mod wiring;
 
 use std::sync::Arc;
@@ -165,7 +166,7 @@ impl Coordinator {
     ) -> (CoordinatorHandle, JoinHandle<Result<(), CoordinatorError>>) {
         let (submit, submissions) = mpsc::channel(config.max_waiting.max(1));
         let (ready, readiness) = watch::channel(Readiness::NotReady("stages are starting".into()));
-        let (state, pipeline) = watch::channel(Arc::new(serde_json::json!({"stages": []})));
+        let (state, pipeline) = state::channel();
         let handle = CoordinatorHandle::new(submit, readiness, pipeline);
         let task = tokio::spawn(run(config, shutdown, startup, submissions, ready, state));
         (handle, task)
@@ -178,7 +179,7 @@ async fn run(
     startup: mpsc::UnboundedSender<StartupEvent>,
     submissions: mpsc::Receiver<request::Submission>,
     ready: watch::Sender<Readiness>,
-    state: watch::Sender<Arc<serde_json::Value>>,
+    mut state: state::StateWriter,
 ) -> Result<(), CoordinatorError> {
     let registry = Arc::new(registry::Registry::new(
         config.contract.stages.len(),
@@ -233,12 +234,13 @@ async fn run(
     let serve = async {
         let wired = tokio::select! {
             wired = wiring::wire(&registry, &settings.contract, &model, &times, &startup) => wired?,
+            never = state.repeat(serde_json::json!({"stages": []})) => match never {},
             () = stop.cancelled() => return Ok(()),
         };
         // The listener of start-up events may have gone; nothing depends on it.
         let _ = startup.send(StartupEvent::Ready { kv_blocks: wired.kv_blocks });
         ready.send_replace(Readiness::Ready);
-        driver::drive(settings, wired, &registry, submissions, &ready, &state, &stop).await;
+        driver::drive(settings, wired, &registry, submissions, &ready, &mut state, &stop).await;
         Ok(())
     };
     tokio::pin!(serve);

@@ -7,6 +7,7 @@ use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::grammar::Grammar;
+use crate::state::StateReader;
 
 /// One sequence to generate. The default is a greedy one without prompt and length.
 #[derive(Clone, Debug, Default)]
@@ -181,7 +182,7 @@ pub struct CoordinatorHandle {
     /// Places that are free, of as many as the channel holds.
     places: Arc<Semaphore>,
     readiness: watch::Receiver<Readiness>,
-    pipeline: watch::Receiver<Arc<serde_json::Value>>,
+    pipeline: StateReader,
 }
 
 impl CoordinatorHandle {
@@ -191,7 +192,7 @@ impl CoordinatorHandle {
     pub fn new(
         submissions: mpsc::Sender<Submission>,
         readiness: watch::Receiver<Readiness>,
-        pipeline: watch::Receiver<Arc<serde_json::Value>>,
+        pipeline: StateReader,
     ) -> Self {
         let places = Arc::new(Semaphore::new(submissions.max_capacity()));
         Self { submissions, places, readiness, pipeline }
@@ -204,9 +205,8 @@ impl CoordinatorHandle {
     }
 
     /// The state of every stage, as `/pipeline` shows it.
-    #[must_use]
-    pub fn pipeline(&self) -> Arc<serde_json::Value> {
-        self.pipeline.borrow().clone()
+    pub async fn pipeline(&self) -> serde_json::Value {
+        self.pipeline.read().await
     }
 
     /// Hands a request to the scheduler.

@@ -29,7 +29,7 @@ pub(crate) async fn ready(State(app): State<AppState>) -> Response {
 
 /// The state of every stage, as the coordinator tells it.
 pub(crate) async fn pipeline(State(app): State<AppState>) -> Json<Value> {
-    Json(Value::clone(&app.handle.pipeline()))
+    Json(app.handle.pipeline().await)
 }
 
 /// What there is to see, for a person who opens the address in a browser.

@@ -57,7 +57,7 @@ async fn a_failed_step_names_its_stage_and_only_that_stage_is_shown_as_failed() 
     let message = failure(fixture.submit(5), SOON).await;
     assert_eq!(message, "stage 0 failed (stale-carry): rows of step 3");
     assert_eq!(fixture.unready().await, message);
-    let state = fixture.handle.pipeline();
+    let state = fixture.handle.pipeline().await;
     assert_eq!(state["failure"], message.as_str());
     assert_eq!(state["stages"][0]["state"], "failed");
     assert_eq!(state["stages"][0]["failure"], "failed (stale-carry): rows of step 3");

@@ -44,7 +44,6 @@ pub(crate) struct Server {
     pub(crate) client: reqwest::Client,
     pub(crate) readiness: watch::Sender<Readiness>,
     pub(crate) requests: Arc<Mutex<Vec<GenerateRequest>>>,
-    _pipeline: watch::Sender<Arc<Value>>,
     stop: Option<oneshot::Sender<()>>,
     pub(crate) serving: tokio::task::JoinHandle<std::io::Result<()>>,
 }
@@ -69,7 +68,8 @@ impl Server {
     ) -> (Self, mpsc::Receiver<Submission>) {
         let (submissions, receiver) = mpsc::channel(queue);
         let (readiness, ready) = watch::channel(Readiness::Ready);
-        let (pipeline, state) = watch::channel(Arc::new(json!({"stages": [{"layers": [0, 3]}]})));
+        let (mut pipeline, state) = baton_coordinator::state::channel();
+        tokio::spawn(async move { pipeline.repeat(json!({"stages": [{"layers": [0, 3]}]})).await });
         let router =
             Gateway::new(config, CoordinatorHandle::new(submissions, ready, state)).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -83,7 +83,6 @@ impl Server {
             client: reqwest::Client::new(),
             readiness,
             requests: Arc::default(),
-            _pipeline: pipeline,
             stop: Some(stop),
             serving,
         };
