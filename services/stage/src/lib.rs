@@ -10,6 +10,7 @@ mod join;
 mod load;
 mod runner;
 mod service;
+mod times;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

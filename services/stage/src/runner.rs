@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::block_tables::BlockTables;
 use crate::engine::Engine;
+use crate::times::{Arrived, Laps};
 
 /// A step that this stage could not run.
 struct Failure {
@@ -49,9 +50,6 @@ pub(crate) struct Totals {
     pub(crate) nan_scores: AtomicU64,
 }
 
-/// A step and when it came.
-pub(crate) type Queued = (v1::Step, Instant);
-
 impl Runner {
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
@@ -81,14 +79,19 @@ impl Runner {
     /// Runs steps until the stream of them ends; gives the engine back.
     pub(crate) fn run(
         mut self,
-        mut steps: mpsc::Receiver<Queued>,
+        mut steps: mpsc::Receiver<Arrived>,
         results: &mpsc::Sender<v1::StepResult>,
     ) -> Box<dyn Engine> {
-        while let Some((step, queued)) = steps.blocking_recv() {
+        while let Some(Arrived { step, at, unix_micros }) = steps.blocking_recv() {
             let mut result =
                 v1::StepResult { epoch: step.epoch, step_id: step.step_id, ..Default::default() };
-            let mut times = v1::StepTimes { queue_wait: micros(queued), ..Default::default() };
-            if let Err(failure) = self.step(&step, &mut result, &mut times) {
+            let mut laps = Laps::since(at);
+            let mut times = v1::StepTimes {
+                arrived_unix_micros: unix_micros,
+                queue_wait: laps.lap(),
+                ..Default::default()
+            };
+            if let Err(failure) = self.step(&step, &mut result, &mut times, &mut laps) {
                 tracing::error!(step = step.step_id, kind = failure.kind, "{}", failure.message);
                 self.failed.get_or_insert_with(|| failure.message.clone());
                 result.failure = Some(v1::StepFailure {
@@ -112,6 +115,7 @@ impl Runner {
         step: &v1::Step,
         result: &mut v1::StepResult,
         times: &mut v1::StepTimes,
+        laps: &mut Laps,
     ) -> Result<(), Failure> {
         let stage = self.contract.stage;
         let bad = |message: String| Failure {
@@ -140,12 +144,12 @@ impl Runner {
                 StepInput::Tokens(&tokens)
             }
             Some(receiver) => {
-                let waiting = Instant::now();
-                let received = receiver.recv(step.step_id, deadline).map_err(|e| Failure {
+                let received = receiver.recv(step.step_id, deadline);
+                times.receive_wait = laps.lap();
+                let received = received.map_err(|e| Failure {
                     kind: e.kind(),
                     message: format!("stage {stage}, step {}: {e}", step.step_id),
                 })?;
-                times.receive_wait = micros(waiting);
                 let expected = ExpectedStep {
                     epoch: step.epoch,
                     step_id: step.step_id,
@@ -162,30 +166,30 @@ impl Runner {
                 StepInput::HandOff(accepted)
             }
         };
-        let computing = Instant::now();
         let engine = &mut self.engine;
         // A panic ends the step, not the process: the coordinator hears of it like of any other failure.
-        let output = catch_unwind(AssertUnwindSafe(|| engine.run(&request, input)))
+        let output = catch_unwind(AssertUnwindSafe(|| engine.run(&request, input)));
+        times.compute = laps.lap();
+        let output = output
             .map_err(|_| Failure {
                 kind: "panic",
                 message: format!("stage {stage}, step {}: the engine panicked", step.step_id),
             })?
             .map_err(bad)?;
-        times.compute = micros(computing);
         match (output, &mut self.sender) {
             (StepOutput::HandOff(hand_off), Some(sender)) => {
-                let sending = Instant::now();
                 let carry = hand_off
                     .carry
                     .as_ref()
                     .map_or(0, |c| c.indices.len() / self.contract.index_topk.max(1));
                 let bytes = hand_off.hidden.len()
                     + carry * self.contract.index_topk * self.contract.index_dtype.size();
-                sender.send(hand_off, deadline).map_err(|e| Failure {
+                let sent = sender.send(hand_off, deadline);
+                times.send = laps.lap();
+                sent.map_err(|e| Failure {
                     kind: e.kind(),
                     message: format!("stage {stage}, step {}: {e}", step.step_id),
                 })?;
-                times.send = micros(sending);
                 result.handoff_bytes = bytes as u64;
                 result.carry_rows = carry as u32;
                 self.totals.bytes_sent.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -200,10 +204,6 @@ impl Runner {
             _ => Err(bad("the slice's output does not fit its place in the pipeline".into())),
         }
     }
-}
-
-fn micros(since: Instant) -> u32 {
-    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
 }
 
 fn adjustments(sampling: &v1::Sampling) -> Adjustments {

@@ -21,7 +21,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::engine::{DelayEngine, Engine};
 use crate::load::{self, Load};
-use crate::runner::{Queued, Runner, Totals};
+use crate::runner::{Runner, Totals};
+use crate::times::Arrived;
 use crate::{BackendKind, StageConfig, StageError};
 
 /// Steps that may wait in front of the compute thread.
@@ -307,12 +308,12 @@ impl v1::stage_server::Stage for StageService {
         request: Request<Streaming<v1::Step>>,
     ) -> Result<Response<Self::RunStream>, Status> {
         let runner = self.host.runner().map_err(Status::failed_precondition)?;
-        let (queue, steps) = mpsc::channel::<Queued>(QUEUE);
+        let (queue, steps) = mpsc::channel(QUEUE);
         let (results, answers) = mpsc::channel(QUEUE);
         let mut incoming = request.into_inner();
         tokio::spawn(async move {
             while let Some(Ok(step)) = incoming.next().await {
-                if queue.send((step, Instant::now())).await.is_err() {
+                if queue.send(Arrived::now(step)).await.is_err() {
                     break;
                 }
             }

@@ -41,7 +41,7 @@ fn run(engine: impl Engine + 'static, count: u64) -> Vec<v1::StepResult> {
     let (queue, steps) = mpsc::channel(8);
     for step_id in 1..=count {
         let step = v1::Step { epoch: 1, step_id, padding_rows: 1, ..Default::default() };
-        queue.try_send((step, Instant::now())).unwrap();
+        queue.try_send(Arrived::now(step)).unwrap();
     }
     drop(queue);
     let (results, mut answers) = mpsc::channel(8);

@@ -1,6 +1,6 @@
 //! Steps through stages in this process.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use baton_proto::v1;
 use baton_transport::HandOff;
@@ -112,6 +112,28 @@ async fn case_11_a_step_without_rows_passes_every_stage() {
         assert_eq!((result.handoff_bytes, result.carry_rows, result.sampled.len()), (0, 0, 0));
     }
     assert_eq!(cut.generate(2, 0).await, whole);
+}
+
+#[tokio::test]
+async fn the_parts_of_a_step_lie_one_after_the_other_on_the_wall_clock() {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64;
+    let mut cut = Pipeline::start(&[4, 6]).await;
+    let before = now();
+    let results = cut.step(&step(1, 0, &prompt(), 0)).await;
+    let after = now();
+    let times: Vec<_> = results.iter().map(|result| result.times.unwrap()).collect();
+    let ends = |t: &v1::StepTimes| {
+        let parts = [t.queue_wait, t.receive_wait, t.compute, t.send];
+        t.arrived_unix_micros + parts.into_iter().map(u64::from).sum::<u64>()
+    };
+    for t in &times {
+        assert!(before <= t.arrived_unix_micros && ends(t) <= after, "{before} {t:?} {after}");
+        assert!(t.compute > 0, "{t:?}");
+    }
+    assert_eq!((times[0].receive_wait, times[1].send), (0, 0));
+    // The second stage waits for the first, and computes after it.
+    assert!(times[1].receive_wait > 0, "{times:?}");
+    assert!(ends(&times[1]) - u64::from(times[1].compute) >= times[0].arrived_unix_micros);
 }
 
 /// Runs one step on the second of two stages with this hand-off from the test.
