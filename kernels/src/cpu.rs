@@ -58,6 +58,12 @@ impl CpuBackend {
     pub fn new(options: CpuOptions) -> Result<Self, KernelError> {
         Ok(Self { team: Team::new(options.threads)?, nan: AtomicU64::new(0) })
     }
+
+    /// Threads of the pool.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.team.threads()
+    }
 }
 
 fn expect_shape(

@@ -29,9 +29,13 @@ impl Team {
             .map_err(|e| failed(format!("cannot start {threads} threads: {e}")))
     }
 
+    pub(crate) fn threads(&self) -> usize {
+        self.0.current_num_threads()
+    }
+
     /// Into how many parts to cut `work` multiply-adds: one, or as many as there are threads.
     pub(crate) fn parts(&self, work: usize) -> usize {
-        if work < PARALLEL_WORK { 1 } else { self.0.current_num_threads() }
+        if work < PARALLEL_WORK { 1 } else { self.threads() }
     }
 
     /// Runs `work` on one of the threads.
@@ -41,7 +45,7 @@ impl Team {
 
     /// Runs `work` on one of the threads while the others stay awake.
     pub(crate) fn awake<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        if self.0.current_num_threads() == 1 {
+        if self.threads() == 1 {
             return work();
         }
         self.0.install(|| {

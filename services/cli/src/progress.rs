@@ -38,7 +38,9 @@ pub(crate) async fn show(
                 });
                 tracing::info!("stage {stage} joined from {address} ({backend})");
             }
-            StartupEvent::Loaded { stage, bytes_read, bytes_needed, seconds, kv_blocks } => {
+            StartupEvent::Loaded {
+                stage, bytes_read, bytes_needed, seconds, kv_blocks, ..
+            } => {
                 if let Some(bar) = stages.get(stage) {
                     bar.finish_and_clear();
                 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use baton_plan::Contract;
 use baton_proto::v1;
 use baton_proto::v1::stage_client::StageClient;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
@@ -17,6 +17,7 @@ use tonic::transport::Channel;
 
 use crate::prefix::BlockHash;
 use crate::registry::Registry;
+use crate::report;
 use crate::request::{Event, Readiness, Submission};
 use crate::scheduler::{Limits, Scheduler};
 use crate::state::StateWriter;
@@ -45,10 +46,10 @@ type StageResult = (usize, Result<v1::StepResult, String>);
 
 /// What ended a pipeline.
 #[derive(Debug)]
-struct Failure {
+pub(crate) struct Failure {
     /// The stage it began with.
-    stage: usize,
-    reason: String,
+    pub(crate) stage: usize,
+    pub(crate) reason: String,
 }
 
 impl fmt::Display for Failure {
@@ -128,7 +129,7 @@ pub(crate) async fn drive(
     ready.send_replace(Readiness::NotReady(reason.clone()));
     pipeline.scheduler.fail_all(&reason);
     let last = pipeline.state(Some(&failure));
-    let answering = state.repeat(last);
+    let answering = state.answer(|| last.clone());
     tokio::pin!(answering);
     // What was submitted before the readiness dropped is told, not forgotten.
     loop {
@@ -290,54 +291,14 @@ impl Pipeline {
     }
 
     fn state(&self, failure: Option<&Failure>) -> Value {
-        let (running, waiting) = self.scheduler.live();
-        let cache = self.scheduler.cache_counts();
-        let statuses = self.statuses.now();
-        let stages: Vec<Value> = self
-            .settings
-            .contract
-            .stages
-            .iter()
-            .map(|contract| {
-                let at = contract.stage;
-                let status = &statuses[at];
-                let failed = failure.filter(|failure| failure.stage == at);
-                json!({
-                    "index": at,
-                    "layers": [contract.layers.start, contract.layers.end],
-                    "state": if failed.is_some() { "failed" } else { "wired" },
-                    "failure": failed.map(|failure| failure.reason.as_str()),
-                    "backend": self.wired.backends[at],
-                    "link": self.wired.links[at],
-                    "receives_from_layer": contract.receives_from_layer,
-                    "sends_from_layer": contract.sends_from_layer,
-                    "handoff_bytes_per_row": contract.handoff_bytes_per_row(),
-                    "bytes_read": status.bytes_read,
-                    "kv_blocks": status.kv_blocks,
-                    "steps_done": status.steps_done,
-                    "compute_micros": self.compute_micros[at],
-                    "handoff_bytes_sent": status.handoff_bytes_sent,
-                    "handoff_rows_sent": status.handoff_rows_sent,
-                    "carry_rows_sent": status.carry_rows_sent,
-                    "nan_scores": status.nan_scores,
-                })
-            })
-            .collect();
-        json!({
-            "epoch": self.wired.epoch,
-            "failure": failure.map(Failure::to_string),
-            "kv_blocks": {"total": self.wired.kv_blocks, "free": self.scheduler.free_blocks()},
-            "prefix_cache": {
-                "enabled": self.settings.cache_root.is_some(),
-                "queried_tokens": cache.queried_tokens,
-                "hit_tokens": cache.hit_tokens,
-                "cached_blocks": cache.blocks,
-            },
-            "preemptions": self.scheduler.preemptions(),
-            "running": running,
-            "waiting": waiting,
-            "steps_in_flight": self.scheduler.steps_in_flight(),
-            "stages": stages,
+        report::running(&report::Running {
+            contract: &self.settings.contract,
+            wired: &self.wired,
+            scheduler: &self.scheduler,
+            prefix_cache: self.settings.cache_root.is_some(),
+            statuses: &self.statuses.now(),
+            compute_micros: &self.compute_micros,
+            failure,
         })
     }
 }

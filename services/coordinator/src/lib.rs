@@ -8,10 +8,12 @@ mod driver;
 pub mod grammar;
 mod prefix;
 mod registry;
+mod report;
 pub mod request;
 mod sampling;
 mod scheduler;
 mod sequence;
+mod startup;
 pub mod state;
 mod wiring;
 
@@ -26,6 +28,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
+
+use startup::Startup;
 
 pub use grammar::{Grammar, Matcher};
 pub use request::{
@@ -99,6 +103,8 @@ pub enum StartupEvent {
     Loaded {
         /// Its index.
         stage: usize,
+        /// What it computes on, in words.
+        device: String,
         /// Bytes read.
         bytes_read: u64,
         /// Bytes of the slice's tensors.
@@ -165,7 +171,8 @@ impl Coordinator {
         startup: mpsc::UnboundedSender<StartupEvent>,
     ) -> (CoordinatorHandle, JoinHandle<Result<(), CoordinatorError>>) {
         let (submit, submissions) = mpsc::channel(config.max_waiting.max(1));
-        let (ready, readiness) = watch::channel(Readiness::NotReady("stages are starting".into()));
+        let (ready, readiness) = watch::channel(Readiness::NotReady(String::new()));
+        let startup = Startup::new(config.contract.stages.len(), startup, ready.clone());
         let (state, pipeline) = state::channel();
         let handle = CoordinatorHandle::new(submit, readiness, pipeline);
         let task = tokio::spawn(run(config, shutdown, startup, submissions, ready, state));
@@ -176,7 +183,7 @@ impl Coordinator {
 async fn run(
     config: CoordinatorConfig,
     shutdown: CancellationToken,
-    startup: mpsc::UnboundedSender<StartupEvent>,
+    startup: Startup,
     submissions: mpsc::Receiver<request::Submission>,
     ready: watch::Sender<Readiness>,
     mut state: state::StateWriter,
@@ -232,14 +239,13 @@ async fn run(
     };
     let stop = shutdown.child_token();
     let serve = async {
+        let state_of_start = || report::starting(&settings.contract, &startup.now());
         let wired = tokio::select! {
             wired = wiring::wire(&registry, &settings.contract, &model, &times, &startup) => wired?,
-            never = state.repeat(serde_json::json!({"stages": []})) => match never {},
+            never = state.answer(state_of_start) => match never {},
             () = stop.cancelled() => return Ok(()),
         };
-        // The listener of start-up events may have gone; nothing depends on it.
-        let _ = startup.send(StartupEvent::Ready { kv_blocks: wired.kv_blocks });
-        ready.send_replace(Readiness::Ready);
+        startup.tell(StartupEvent::Ready { kv_blocks: wired.kv_blocks });
         driver::drive(settings, wired, &registry, submissions, &ready, &mut state, &stop).await;
         Ok(())
     };

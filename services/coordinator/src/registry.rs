@@ -13,6 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::StartupEvent;
+use crate::startup::Startup;
 
 /// A stage whose heartbeat is this late is dead.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -28,7 +29,7 @@ pub(crate) struct Registry {
     joined: watch::Sender<usize>,
     /// The first stage of the taken pipeline that was lost, and why.
     lost: watch::Sender<Option<(usize, String)>>,
-    startup: mpsc::UnboundedSender<StartupEvent>,
+    startup: Startup,
 }
 
 /// Stages by index.
@@ -51,7 +52,7 @@ impl Registry {
         stages: usize,
         config_digest: String,
         checkpoint_digest: String,
-        startup: mpsc::UnboundedSender<StartupEvent>,
+        startup: Startup,
     ) -> Self {
         Self {
             config_digest,
@@ -130,13 +131,14 @@ impl Registry {
             .ok_or_else(|| format!("all {} stages have joined already", stages.len()))?;
         stages[index] = Some(Joined { hello: hello.clone(), orders: orders.clone() });
         let count = stages.iter().flatten().count();
-        drop(slots);
-        self.joined.send_replace(count);
-        let _ = self.startup.send(StartupEvent::Joined {
+        // Told under the lock and before the count: what follows from a stage that joined comes after it.
+        self.startup.tell(StartupEvent::Joined {
             stage: index,
             backend: hello.backend.clone(),
             address: hello.control_address.clone(),
         });
+        drop(slots);
+        self.joined.send_replace(count);
         Ok(index)
     }
 
@@ -144,6 +146,9 @@ impl Registry {
         let (taken, count) = {
             let mut slots = self.slots();
             slots.stages[index] = None;
+            if !slots.taken {
+                self.startup.forget(index);
+            }
             (slots.taken, slots.stages.iter().flatten().count())
         };
         self.joined.send_replace(count);

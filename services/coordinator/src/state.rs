@@ -46,11 +46,11 @@ impl StateWriter {
         }
     }
 
-    /// Answers every question with `state`.
-    pub async fn repeat(&mut self, state: Value) -> Infallible {
+    /// Answers every question with what `state` says then.
+    pub async fn answer(&mut self, state: impl Fn() -> Value) -> Infallible {
         loop {
             // One that was given up needs no answer.
-            let _ = self.question().await.send(state.clone());
+            let _ = self.question().await.send(state());
         }
     }
 }

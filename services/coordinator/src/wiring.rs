@@ -7,10 +7,10 @@ use baton_proto::v1;
 use baton_proto::v1::load_event::Event;
 use baton_proto::v1::stage_client::StageClient;
 use futures::future::try_join_all;
-use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::registry::{Joined, Registry};
+use crate::startup::{Start, Startup};
 use crate::{CoordinatorError, StartupEvent};
 
 /// How long each part may take.
@@ -37,10 +37,9 @@ pub(crate) struct Wired {
     /// In stage order.
     pub(crate) clients: Vec<StageClient<Channel>>,
     pub(crate) links: Vec<String>,
-    pub(crate) backends: Vec<String>,
+    /// What is known of them since the start.
+    pub(crate) starts: Vec<Start>,
 }
-
-type Startup = mpsc::UnboundedSender<StartupEvent>;
 
 pub(crate) async fn wire(
     registry: &Registry,
@@ -72,8 +71,7 @@ pub(crate) async fn wire(
             wire_stage(client.clone(), stage, request, times.wire, startup)
         });
         let links = try_join_all(wires).await?;
-        let backends = joined.iter().map(|j| j.hello.backend.clone()).collect();
-        Ok(Wired { epoch: EPOCH, kv_blocks, clients, links, backends })
+        Ok(Wired { epoch: EPOCH, kv_blocks, clients, links, starts: startup.now() })
     };
     tokio::select! {
         wired = work => wired,
@@ -160,15 +158,16 @@ async fn load(
             .ok_or_else(|| failed("its loading ended without a result".into()))?;
         match event.event {
             Some(Event::Progress(progress)) => {
-                let _ = startup.send(StartupEvent::Loading {
+                startup.tell(StartupEvent::Loading {
                     stage,
                     bytes_done: progress.bytes_done,
                     bytes_total: progress.bytes_total,
                 });
             }
             Some(Event::Done(done)) => {
-                let _ = startup.send(StartupEvent::Loaded {
+                startup.tell(StartupEvent::Loaded {
                     stage,
+                    device: done.device,
                     bytes_read: done.bytes_read,
                     bytes_needed: done.bytes_needed,
                     seconds: done.seconds,
@@ -195,7 +194,7 @@ async fn wire_stage(
         .map_err(|_| failed(format!("did not wire within {timeout:?}")))?
         .map_err(|e| failed(format!("wiring: {}", e.message())))?;
     let link = reply.into_inner().link;
-    let _ = startup.send(StartupEvent::Wired { stage, link: link.clone() });
+    startup.tell(StartupEvent::Wired { stage, link: link.clone() });
     Ok(link)
 }
 

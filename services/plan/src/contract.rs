@@ -61,6 +61,8 @@ pub struct StageContract {
 pub struct Contract {
     /// In stage order.
     pub stages: Vec<StageContract>,
+    /// Layers that choose positions, ascending; the others reuse the choice of the nearest one before them.
+    pub full_layers: Vec<usize>,
 }
 
 impl HiddenDtype {
@@ -203,7 +205,9 @@ impl Contract {
                 config_digest: config_digest.clone(),
             })
             .collect();
-        Ok(Self { stages })
+        let full_layers =
+            (0..config.num_layers).filter(|&layer| config.schedule.is_full(layer)).collect();
+        Ok(Self { stages, full_layers })
     }
 
     /// Hex digest over every stage's contract; both ends of a cut compare it before the first step.

@@ -52,12 +52,16 @@ impl Load<'_> {
             BackendKind::Cpu => {
                 let options = CpuOptions { threads: self.threads };
                 let backend = CpuBackend::new(options).map_err(|e| e.to_string())?;
+                let device = match backend.threads() {
+                    1 => "1 thread".to_owned(),
+                    threads => format!("{threads} threads"),
+                };
                 let longest = self.model.config.max_positions;
                 let tokens = longest.saturating_mul(DEFAULT_CONTEXTS).min(DEFAULT_TOKENS);
                 let tokens = tokens.max(longest.min(DEFAULT_TOKENS));
                 // Pages on the processor are f32.
                 let layout = KvLayout::Plain(HiddenDtype::F32);
-                self.slice(backend, layout, tokens, self.memory_bytes)
+                self.slice(backend, device, layout, tokens, self.memory_bytes)
             }
             #[cfg(feature = "cuda")]
             BackendKind::Cuda { ordinal } => self.cuda(ordinal),
@@ -80,6 +84,7 @@ impl Load<'_> {
         let workspace = baton_model::slice::workspace_bytes(config, contract);
         let options = CudaOptions { ordinal, activations, workspace };
         let backend = CudaBackend::new(options).map_err(|e| e.to_string())?;
+        let device = format!("{} (GPU {ordinal})", backend.device_name());
         let (free, _) = backend.memory().map_err(|e| e.to_string())?;
         let share = (free as f64 * DEVICE_SHARE) as u64;
         let memory =
@@ -90,12 +95,13 @@ impl Load<'_> {
             KvStorage::Bf16 => KvLayout::Plain(HiddenDtype::Bf16),
             KvStorage::Fp8 => KvLayout::Fp8,
         };
-        self.slice(backend, layout, tokens, Some(memory))
+        self.slice(backend, device, layout, tokens, Some(memory))
     }
 
     fn slice<B: Backend>(
         &self,
         backend: B,
+        device: String,
         layout: KvLayout,
         most_tokens: usize,
         memory: Option<u64>,
@@ -131,6 +137,7 @@ impl Load<'_> {
             weight_bytes: checkpoint.tensor_bytes_read() - weights_before,
             kv_blocks,
             seconds: 0.0,
+            device,
         };
         Ok((Box::new(slice), done))
     }

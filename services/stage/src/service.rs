@@ -133,7 +133,8 @@ impl Host {
                     n => n,
                 };
                 let engine = Box::new(DelayEngine::new(contract.clone(), delay));
-                (engine, v1::LoadDone { kv_blocks, ..Default::default() })
+                let device = format!("sleeps {delay:?} a step");
+                (engine, v1::LoadDone { kv_blocks, device, ..Default::default() })
             }
             (backend, Some(model)) => {
                 // A stage may be loaded more than once in its life; an index was read before the first time.

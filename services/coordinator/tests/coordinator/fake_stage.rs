@@ -176,7 +176,10 @@ impl Fixture {
         };
         let config = CoordinatorConfig {
             listener,
-            contract: Contract { stages: (0..stages).map(contract).collect() },
+            contract: Contract {
+                stages: (0..stages).map(contract).collect(),
+                full_layers: (0..stages).collect(),
+            },
             config_digest: "digest".into(),
             checkpoint_digest: "digest".into(),
             eos_token_ids: vec![],

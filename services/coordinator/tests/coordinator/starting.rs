@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use baton_proto::v1::stage_order::Order;
+use serde_json::json;
 
 use crate::fake_stage::{Behaviour, Fixture};
 
@@ -15,6 +16,29 @@ async fn a_stage_may_leave_and_return_before_all_have_joined() {
     let _back = fixture.join(0, Behaviour::Sound).await;
     let _other = fixture.join(1, Behaviour::Sound).await;
     fixture.ready().await;
+}
+
+#[tokio::test]
+async fn the_state_of_a_start_shows_how_far_each_stage_is() {
+    let fixture = Fixture::start(2).await;
+    assert_eq!(fixture.unready().await, "waiting for stages 0, 1 to join");
+    let _hanging = fixture.join(1, Behaviour::HangsInLoad).await;
+    assert_eq!(fixture.unready().await, "waiting for stage 0 to join");
+    let state = fixture.handle.pipeline().await;
+    let stages = &state["stages"];
+    assert_eq!((&stages[0]["state"], &stages[1]["state"]), (&json!("absent"), &json!("joined")));
+    assert_eq!((&stages[1]["layers"], &stages[1]["full_layers"]), (&json!([1, 2]), &json!([1])));
+    assert_eq!(stages[1]["backend"], "cpu");
+    let _sound = fixture.join(0, Behaviour::Sound).await;
+    for _ in 0..50 {
+        if fixture.unready().await == "loading stage 1" {
+            let state = fixture.handle.pipeline().await;
+            assert_eq!(state["stages"][0]["state"], "loaded", "{state}");
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{}", fixture.unready().await);
 }
 
 #[tokio::test]

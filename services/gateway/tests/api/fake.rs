@@ -69,7 +69,9 @@ impl Server {
         let (submissions, receiver) = mpsc::channel(queue);
         let (readiness, ready) = watch::channel(Readiness::Ready);
         let (mut pipeline, state) = baton_coordinator::state::channel();
-        tokio::spawn(async move { pipeline.repeat(json!({"stages": [{"layers": [0, 3]}]})).await });
+        tokio::spawn(
+            async move { pipeline.answer(|| json!({"stages": [{"layers": [0, 3]}]})).await },
+        );
         let router =
             Gateway::new(config, CoordinatorHandle::new(submissions, ready, state)).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

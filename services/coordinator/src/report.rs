@@ -1,0 +1,93 @@
+//! The pipeline's state as JSON, for `/pipeline`.
+
+use baton_plan::{Contract, StageContract};
+use baton_proto::v1;
+use serde_json::{Value, json};
+
+use crate::driver::Failure;
+use crate::scheduler::Scheduler;
+use crate::startup::Start;
+use crate::wiring::Wired;
+
+/// A pipeline that runs, or has failed.
+pub(crate) struct Running<'a> {
+    pub(crate) contract: &'a Contract,
+    pub(crate) wired: &'a Wired,
+    pub(crate) scheduler: &'a Scheduler,
+    pub(crate) prefix_cache: bool,
+    /// What every stage last said of itself.
+    pub(crate) statuses: &'a [v1::StatusReply],
+    pub(crate) compute_micros: &'a [u64],
+    pub(crate) failure: Option<&'a Failure>,
+}
+
+/// Stages that join, load and are wired.
+pub(crate) fn starting(contract: &Contract, starts: &[Start]) -> Value {
+    let stages = contract.stages.iter().zip(starts).map(|(stage, start)| {
+        let mut stage = planned(contract, stage, start);
+        stage["state"] = start.phase.name().into();
+        stage
+    });
+    json!({"epoch": 0, "failure": null, "stages": stages.collect::<Vec<_>>()})
+}
+
+pub(crate) fn running(pipeline: &Running<'_>) -> Value {
+    let Running { wired, scheduler, .. } = pipeline;
+    let (running, waiting) = scheduler.live();
+    let cache = scheduler.cache_counts();
+    let stages = pipeline.contract.stages.iter().map(|contract| stage(pipeline, contract));
+    json!({
+        "epoch": wired.epoch,
+        "failure": pipeline.failure.map(Failure::to_string),
+        "kv_blocks": {"total": wired.kv_blocks, "free": scheduler.free_blocks()},
+        "prefix_cache": {
+            "enabled": pipeline.prefix_cache,
+            "queried_tokens": cache.queried_tokens,
+            "hit_tokens": cache.hit_tokens,
+            "cached_blocks": cache.blocks,
+        },
+        "preemptions": scheduler.preemptions(),
+        "running": running,
+        "waiting": waiting,
+        "steps_in_flight": scheduler.steps_in_flight(),
+        "stages": stages.collect::<Vec<_>>(),
+    })
+}
+
+fn stage(pipeline: &Running<'_>, contract: &StageContract) -> Value {
+    let at = contract.stage;
+    let (wired, status) = (pipeline.wired, &pipeline.statuses[at]);
+    let failed = pipeline.failure.filter(|failure| failure.stage == at);
+    let mut stage = planned(pipeline.contract, contract, &wired.starts[at]);
+    stage["state"] = if failed.is_some() { "failed" } else { "wired" }.into();
+    stage["failure"] = json!(failed.map(|failure| failure.reason.as_str()));
+    stage["link"] = json!(wired.links[at]);
+    stage["kv_blocks"] = json!(status.kv_blocks);
+    stage["steps_done"] = json!(status.steps_done);
+    stage["compute_micros"] = json!(pipeline.compute_micros[at]);
+    stage["handoff_bytes_sent"] = json!(status.handoff_bytes_sent);
+    stage["handoff_rows_sent"] = json!(status.handoff_rows_sent);
+    stage["carry_rows_sent"] = json!(status.carry_rows_sent);
+    stage["nan_scores"] = json!(status.nan_scores);
+    stage
+}
+
+/// What is known of a stage from the plan and from its start.
+fn planned(contract: &Contract, stage: &StageContract, start: &Start) -> Value {
+    let full = contract.full_layers.iter().filter(|layer| stage.layers.contains(layer));
+    json!({
+        "index": stage.stage,
+        "layers": [stage.layers.start, stage.layers.end],
+        "full_layers": full.collect::<Vec<_>>(),
+        "state": null,
+        "failure": null,
+        "backend": start.backend,
+        "device": start.device,
+        "address": start.address,
+        "receives_from_layer": stage.receives_from_layer,
+        "sends_from_layer": stage.sends_from_layer,
+        "handoff_bytes_per_row": stage.handoff_bytes_per_row(),
+        "bytes_read": start.bytes_read,
+        "bytes_total": start.bytes_total,
+    })
+}
