@@ -43,11 +43,18 @@ fn crates_depend_only_on_what_their_promise_allows() {
         ("baton-model", &["baton-kernels", "baton-plan", "baton-transport"]),
         (
             "baton-stage",
-            &["baton-kernels", "baton-model", "baton-plan", "baton-proto", "baton-transport"],
+            &[
+                "baton-kernels",
+                "baton-model",
+                "baton-plan",
+                "baton-proto",
+                "baton-telemetry",
+                "baton-transport",
+            ],
         ),
-        ("baton-coordinator", &["baton-plan", "baton-proto"]),
+        ("baton-coordinator", &["baton-plan", "baton-proto", "baton-telemetry"]),
         ("baton-verify", &["baton-kernels", "baton-model", "baton-plan", "baton-transport"]),
-        ("baton-gateway", &["baton-coordinator", "baton-plan"]),
+        ("baton-gateway", &["baton-coordinator", "baton-plan", "baton-telemetry"]),
         (
             "baton",
             &[

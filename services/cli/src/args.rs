@@ -94,6 +94,9 @@ pub(crate) struct PipelineArgs {
     /// Sequences that may run at once
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_sequences: usize,
+    /// Show in `/metrics` what vLLM has too under vLLM's names as well, for dashboards and autoscalers made for it
+    #[arg(long)]
+    pub(crate) vllm_metrics: bool,
     /// Longest wait for all stages to join
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub(crate) join_timeout: Duration,
@@ -183,6 +186,9 @@ pub(crate) struct StageArgs {
     /// Bytes for weights and KV pages [default: unlimited]
     #[arg(long, value_name = "BYTES")]
     pub(crate) memory: Option<u64>,
+    /// Address of `/metrics` [default: not answered]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
     /// The stage index to ask for
     #[arg(long, value_name = "N")]
     pub(crate) index: Option<u32>,

@@ -32,7 +32,7 @@ pub(crate) async fn show(
             }
             // Plain lines say what is done, not how far it is.
             StartupEvent::Loading { .. } => {}
-            StartupEvent::Joined { stage, backend, address } => {
+            StartupEvent::Joined { stage, backend, address, .. } => {
                 joined.send_modify(|joined| {
                     joined.insert(stage);
                 });

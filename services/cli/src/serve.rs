@@ -10,6 +10,7 @@ use baton_coordinator::{Coordinator, CoordinatorConfig, CoordinatorError};
 use baton_gateway::{Gateway, GatewayConfig};
 use baton_model::Checkpoint;
 use baton_plan::{Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig};
+use baton_telemetry::{Metrics, MetricsConfig};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -78,6 +79,8 @@ pub(crate) async fn start(
             .and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()))
             .unwrap_or_else(|| "baton".into())
     });
+    let metrics =
+        Metrics::new(MetricsConfig { vllm_model_name: args.vllm_metrics.then(|| name.clone()) })?;
     let gateway = GatewayConfig::new(model, &name, &plan.config)?;
     let mut eos_token_ids = plan.config.eos_token_ids.clone();
     eos_token_ids.extend(&gateway.defaults.stop_token_ids);
@@ -105,10 +108,11 @@ pub(crate) async fn start(
         micro_batches: args.micro_batches.unwrap_or(stages).max(1),
         max_kv_blocks: args.kv_blocks.unwrap_or(0),
         prefix_cache: !args.no_prefix_cache,
+        metrics: metrics.clone(),
         contract: plan.contract,
     };
     let (handle, coordinator) = Coordinator::start(config, shutdown.clone(), startup);
-    let router = Gateway::new(gateway, handle)?;
+    let router = Gateway::new(gateway, handle, &metrics)?;
     let address = http.local_addr().context("the HTTP address")?;
     let stop = shutdown.clone();
     let http = tokio::spawn(baton_gateway::serve(http, router, async move {

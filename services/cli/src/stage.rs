@@ -26,6 +26,7 @@ pub(crate) async fn run(args: StageArgs) -> anyhow::Result<()> {
         backend,
         threads: args.threads,
         memory_bytes: args.memory,
+        metrics: args.metrics,
         preferred_index: args.index,
         exit_with_coordinator: args.exit_with_coordinator,
         latent_norm_eps: args.latent_norm_eps,

@@ -81,6 +81,7 @@ fn arguments(
     option("--coordinator", coordinator.into());
     option("--model", model.into());
     option("--listen", "127.0.0.1:0".into());
+    option("--metrics", "127.0.0.1:0".into());
     option("--index", index.to_string().into());
     option("--threads", threads.to_string().into());
     if args.backend == Device::Cuda {

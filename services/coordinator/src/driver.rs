@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
+use crate::metrics::{Numbers, StepMeter};
 use crate::prefix::BlockHash;
 use crate::registry::Registry;
 use crate::report;
@@ -36,6 +37,7 @@ pub(crate) struct Settings {
     pub(crate) prefill_chunk: usize,
     pub(crate) micro_batches: usize,
     pub(crate) step_timeout: Duration,
+    pub(crate) numbers: Arc<Numbers>,
 }
 
 /// How often stages are asked for their state, and how long one may take to answer.
@@ -69,6 +71,7 @@ struct Pipeline {
     answered: Vec<u64>,
     compute_micros: Vec<u64>,
     statuses: Statuses,
+    meter: StepMeter,
 }
 
 /// What every stage last said of itself, kept up to date by one task per stage.
@@ -96,6 +99,7 @@ pub(crate) async fn drive(
         while let Some(step) = pipeline.scheduler.next_step(Instant::now()) {
             pipeline.send(&step).await;
         }
+        pipeline.settings.numbers.scheduler(&pipeline.scheduler);
         tokio::select! {
             submission = submissions.recv() => match submission {
                 Some(submission) => pipeline.scheduler.submit(submission),
@@ -128,6 +132,8 @@ pub(crate) async fn drive(
     tracing::error!("the pipeline failed: {reason}");
     ready.send_replace(Readiness::NotReady(reason.clone()));
     pipeline.scheduler.fail_all(&reason);
+    pipeline.settings.numbers.failed(failure.stage);
+    pipeline.settings.numbers.scheduler(&pipeline.scheduler);
     let last = pipeline.state(Some(&failure));
     let answering = state.answer(|| last.clone());
     tokio::pin!(answering);
@@ -239,13 +245,16 @@ impl Pipeline {
             answered: vec![0; stages],
             compute_micros: vec![0; stages],
             statuses: Statuses::follow(&wired.clients),
+            meter: StepMeter::wired(Arc::clone(&settings.numbers), wired.epoch, wired.kv_blocks),
             wired,
             settings,
         }
     }
 
     async fn send(&mut self, step: &v1::Step) {
-        self.sent.insert(step.step_id, Instant::now());
+        let now = Instant::now();
+        self.meter.sent(now);
+        self.sent.insert(step.step_id, now);
         for stage in &self.steps {
             // A stage whose stream has ended is reported by its results.
             let _ = stage.send(step.clone()).await;
@@ -262,10 +271,13 @@ impl Pipeline {
         if let Some(failure) = &result.failure {
             return Err(failed(format!("failed ({}): {}", failure.kind, failure.message)));
         }
+        self.meter.answered(stage, result.times, Instant::now());
         self.answered[stage] = result.step_id;
         self.compute_micros[stage] += result.times.map_or(0, |t| u64::from(t.compute));
         if stage + 1 == self.steps.len() {
-            self.sent.remove(&result.step_id);
+            if let Some(sent) = self.sent.remove(&result.step_id) {
+                self.meter.took(sent.elapsed());
+            }
             self.scheduler.commit(result);
         }
         Ok(())

@@ -6,6 +6,7 @@
 mod block_manager;
 mod driver;
 pub mod grammar;
+mod metrics;
 mod prefix;
 mod registry;
 mod report;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use baton_plan::Contract;
 use baton_proto::v1::coordinator_server::CoordinatorServer;
+use baton_telemetry::Metrics;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -76,6 +78,8 @@ pub struct CoordinatorConfig {
     pub max_kv_blocks: u32,
     /// Whether requests take up the KV of earlier ones with the same beginning.
     pub prefix_cache: bool,
+    /// Where the pipeline's numbers are shown.
+    pub metrics: Metrics,
 }
 
 /// What happens while the pipeline starts.
@@ -89,6 +93,8 @@ pub enum StartupEvent {
         backend: String,
         /// Its address.
         address: String,
+        /// Where it answers `/metrics`, host:port; empty when it does not.
+        metrics: String,
     },
     /// A stage reads its slice.
     Loading {
@@ -215,6 +221,8 @@ async fn run(
     let cache_root = config
         .prefix_cache
         .then(|| prefix::model(&config.config_digest, &config.checkpoint_digest));
+    let numbers =
+        metrics::Numbers::shown(&config.metrics, config.contract.stages.len(), ready.subscribe());
     let settings = driver::Settings {
         cache_root,
         contract: config.contract,
@@ -225,6 +233,7 @@ async fn run(
         prefill_chunk: config.prefill_chunk,
         micro_batches: config.micro_batches,
         step_timeout: config.step_timeout,
+        numbers,
     };
     let times = wiring::Times {
         join: config.join_timeout,

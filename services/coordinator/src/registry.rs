@@ -136,6 +136,7 @@ impl Registry {
             stage: index,
             backend: hello.backend.clone(),
             address: hello.control_address.clone(),
+            metrics: hello.metrics_address.clone(),
         });
         drop(slots);
         self.joined.send_replace(count);

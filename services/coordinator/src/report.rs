@@ -84,6 +84,7 @@ fn planned(contract: &Contract, stage: &StageContract, start: &Start) -> Value {
         "backend": start.backend,
         "device": start.device,
         "address": start.address,
+        "metrics": Some(start.metrics.as_str()).filter(|address| !address.is_empty()),
         "receives_from_layer": stage.receives_from_layer,
         "sends_from_layer": stage.sends_from_layer,
         "handoff_bytes_per_row": stage.handoff_bytes_per_row(),

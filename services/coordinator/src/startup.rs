@@ -21,6 +21,8 @@ pub(crate) struct Start {
     pub(crate) phase: Phase,
     pub(crate) backend: String,
     pub(crate) address: String,
+    /// Where it answers `/metrics`; empty when it does not.
+    pub(crate) metrics: String,
     pub(crate) device: String,
     pub(crate) bytes_read: u64,
     /// Bytes of the slice; 0 before it is known.
@@ -96,11 +98,12 @@ impl Startup {
 
 fn note(stages: &mut [Start], event: &StartupEvent) {
     match event {
-        StartupEvent::Joined { stage, backend, address } => {
+        StartupEvent::Joined { stage, backend, address, metrics } => {
             stages[*stage] = Start {
                 phase: Phase::Joined,
                 backend: backend.clone(),
                 address: address.clone(),
+                metrics: metrics.clone(),
                 ..Start::default()
             };
         }
@@ -148,7 +151,12 @@ mod tests {
     }
 
     fn joined(stage: usize) -> StartupEvent {
-        StartupEvent::Joined { stage, backend: "cpu".into(), address: "http://a:1".into() }
+        StartupEvent::Joined {
+            stage,
+            backend: "cpu".into(),
+            address: "http://a:1".into(),
+            metrics: "a:2".into(),
+        }
     }
 
     #[test]
@@ -191,6 +199,7 @@ mod tests {
             phase: Phase::Loading,
             backend: "cpu".into(),
             address: "http://a:1".into(),
+            metrics: "a:2".into(),
             device: String::new(),
             bytes_read: 3,
             bytes_total: 9,

@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use baton_coordinator::{CoordinatorHandle, Grammar};
+use baton_telemetry::Metrics;
 use llguidance::api::TopLevelGrammar;
 use tokio::net::TcpListener;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -22,6 +23,7 @@ use crate::chat_template::ChatTemplate;
 use crate::config::{GatewayConfig, GatewayError};
 use crate::constraint::Compiler;
 use crate::error::ApiError;
+use crate::metrics::RequestMetrics;
 use crate::tokenizer::TextTokenizer;
 use crate::{chat, completions, health, models, responses, tokenize};
 
@@ -35,6 +37,8 @@ pub(crate) struct App {
     pub(crate) tokenizer: Arc<TextTokenizer>,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) handle: CoordinatorHandle,
+    pub(crate) metrics: RequestMetrics,
+    shown: Metrics,
     /// Made for the first request that wants a grammar.
     compiler: OnceLock<Result<Compiler, String>>,
     /// When the gateway started, as `/v1/models` reports it.
@@ -42,6 +46,11 @@ pub(crate) struct App {
 }
 
 impl App {
+    /// All metrics of this process, as text.
+    pub(crate) fn render_metrics(&self) -> String {
+        self.shown.render()
+    }
+
     /// Makes a grammar ready, on a thread for such work. `field` asked for it.
     pub(crate) fn compile(
         &self,
@@ -78,7 +87,7 @@ impl Deref for AppState {
 pub struct Gateway;
 
 impl Gateway {
-    /// Loads the checkpoint's tokenizer and chat template and builds the router.
+    /// Loads the checkpoint's tokenizer and chat template and builds the router. `metrics` are those of the whole process.
     ///
     /// # Errors
     /// When `tokenizer.json` is missing or unusable, or when there is a chat template and it does not parse.
@@ -86,7 +95,11 @@ impl Gateway {
         clippy::new_ret_no_self,
         reason = "a gateway is its router; nothing else of it is ever used"
     )]
-    pub fn new(config: GatewayConfig, handle: CoordinatorHandle) -> Result<Router, GatewayError> {
+    pub fn new(
+        config: GatewayConfig,
+        handle: CoordinatorHandle,
+        metrics: &Metrics,
+    ) -> Result<Router, GatewayError> {
         let tokenizer = Arc::new(TextTokenizer::load(&config.model_dir)?);
         let template = ChatTemplate::load(&config.model_dir)?;
         let body_bytes = config.limits.body_bytes;
@@ -95,6 +108,8 @@ impl Gateway {
             tokenizer,
             template,
             handle,
+            metrics: RequestMetrics::shown(metrics),
+            shown: metrics.clone(),
             compiler: OnceLock::new(),
             started: unix_time(),
         }));
@@ -103,6 +118,8 @@ impl Gateway {
             .route("/health", get(health::health))
             .route("/ready", get(health::ready))
             .route("/pipeline", get(health::pipeline))
+            .route("/metrics", get(health::metrics))
+            .route("/metrics/targets", get(health::targets))
             .route("/v1/models", get(models::list))
             .route("/v1/models/{*id}", get(models::one))
             .route("/v1/completions", post(completions::complete))

@@ -121,7 +121,7 @@ impl Asked {
                 Plan { request, choice: Choice::new(app.tokenizer.clone(), options, None) }
             })
             .collect();
-        generate::start(&app.handle, plans)
+        generate::start(app, plans)
     }
 
     /// Takes one choice's text apart.

@@ -70,7 +70,7 @@ pub(crate) async fn complete(
             Plan { request, choice: Choice::new(app.tokenizer.clone(), options, echo) }
         })
         .collect();
-    let pieces = generate::start(&app.handle, plans)?;
+    let pieces = generate::start(&app, plans)?;
     let prompt_tokens = encoded.iter().map(Vec::len).sum();
     let shape = Shape {
         answer: Answer::new(&app, "cmpl", &params, prompt_tokens),

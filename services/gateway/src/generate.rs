@@ -8,8 +8,10 @@ use baton_coordinator::{CoordinatorHandle, Event, FinishReason, GenerateRequest,
 use futures::stream::{Stream, StreamExt, select_all};
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::app::App;
 use crate::choice::{Choice, Piece};
 use crate::error::ApiError;
+use crate::metrics::Measured;
 
 /// How often a choice that found the queue full asks again, while earlier choices of its request are served.
 const RETRY: Duration = Duration::from_millis(20);
@@ -32,10 +34,12 @@ enum Source {
 
 /// Submits all choices, in order. When the first is not taken the request is refused; when the queue fills up later,
 /// the remaining choices wait for room, so that a batch larger than the queue is served too.
-pub(crate) fn start(handle: &CoordinatorHandle, plans: Vec<Plan>) -> Result<Pieces, ApiError> {
+pub(crate) fn start(app: &App, plans: Vec<Plan>) -> Result<Pieces, ApiError> {
+    let handle = &app.handle;
     let mut streams: Vec<Pieces> = Vec::with_capacity(plans.len());
     let mut full = false;
     for (index, Plan { request, choice }) in plans.into_iter().enumerate() {
+        let measured = app.metrics.submitted(request.prompt.len());
         let source = if full {
             Source::Waiting(Box::new(request))
         } else {
@@ -46,10 +50,13 @@ pub(crate) fn start(handle: &CoordinatorHandle, plans: Vec<Plan>) -> Result<Piec
                     full = true;
                     Source::Waiting(Box::new(request))
                 }
-                (Err(error), _) => return Err(error.into()),
+                (Err(error), _) => {
+                    measured.rejected();
+                    return Err(error.into());
+                }
             }
         };
-        streams.push(Box::pin(run(handle.clone(), index, source, choice)));
+        streams.push(Box::pin(run(handle.clone(), index, source, choice, measured)));
     }
     Ok(Box::pin(select_all(streams)))
 }
@@ -59,6 +66,7 @@ fn run(
     index: usize,
     source: Source,
     mut choice: Choice,
+    mut measured: Measured,
 ) -> impl Stream<Item = Result<(usize, Piece), ApiError>> + Send {
     try_stream! {
         let mut events = match source {
@@ -69,9 +77,11 @@ fn run(
             let event = events.recv().await.ok_or_else(|| {
                 ApiError::unavailable("the pipeline gave the request up without a reason")
             })?;
+            measured.hears(&event);
             if let Some(piece) = choice.push(event)? {
                 let last = piece.finish.is_some();
-                if last {
+                if let Some(reason) = piece.finish {
+                    measured.finished(reason);
                     // A stop string ends the choice before the coordinator knows; this tells it.
                     events.close();
                 }

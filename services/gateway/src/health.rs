@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use baton_coordinator::Readiness;
+use baton_telemetry::metrics::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::app::AppState;
@@ -32,6 +33,23 @@ pub(crate) async fn pipeline(State(app): State<AppState>) -> Json<Value> {
     Json(app.handle.pipeline().await)
 }
 
+/// This process's metrics, in Prometheus' text format.
+pub(crate) async fn metrics(State(app): State<AppState>) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], app.render_metrics()).into_response()
+}
+
+/// Where the stages answer `/metrics`, in the format of Prometheus' HTTP service discovery.
+pub(crate) async fn targets(State(app): State<AppState>) -> Json<Value> {
+    let state = app.handle.pipeline().await;
+    let stages = state["stages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let target = |stage: &Value| {
+        let address = stage["metrics"].as_str()?;
+        let index = stage["index"].to_string();
+        Some(json!({"targets": [address], "labels": {"__meta_baton_stage": index}}))
+    };
+    Json(stages.iter().filter_map(target).collect())
+}
+
 /// What there is to see, for a person who opens the address in a browser.
 pub(crate) async fn page(State(app): State<AppState>) -> String {
     let state = match app.handle.readiness() {
@@ -43,7 +61,8 @@ pub(crate) async fn page(State(app): State<AppState>) -> String {
          POST /v1/completions        POST /v1/chat/completions\n\
          POST /tokenize              POST /detokenize\n\
          GET  /v1/models             GET  /pipeline\n\
-         GET  /health                GET  /ready\n",
+         GET  /health                GET  /ready\n\
+         GET  /metrics\n",
         app.config.model_name
     )
 }

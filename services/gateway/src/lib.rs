@@ -23,6 +23,7 @@ mod fields;
 mod generate;
 mod health;
 mod logprobs;
+mod metrics;
 mod models;
 mod output;
 mod params;

@@ -28,16 +28,24 @@ enum Ended {
     Lost(String),
 }
 
+/// Where this stage listens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ports {
+    pub(crate) control: u16,
+    pub(crate) link: u16,
+    /// Absent when nobody may ask.
+    pub(crate) metrics: Option<u16>,
+}
+
 pub(crate) async fn run(
     config: &StageConfig,
     host: &Arc<Host>,
-    control_port: u16,
-    link_port: u16,
+    ports: Ports,
     shutdown: &CancellationToken,
 ) -> Result<(), StageError> {
     let mut failures = 0;
     loop {
-        let session = session(config, host, control_port, link_port, shutdown);
+        let session = session(config, host, ports, shutdown);
         let (reached, reason) = match session.await? {
             Ended::Dismissed => return Ok(()),
             Ended::Lost(reason) => (true, reason),
@@ -62,8 +70,7 @@ pub(crate) async fn run(
 async fn session(
     config: &StageConfig,
     host: &Arc<Host>,
-    control_port: u16,
-    link_port: u16,
+    ports: Ports,
     shutdown: &CancellationToken,
 ) -> Result<Ended, StageError> {
     let mut client = match CoordinatorClient::connect(config.coordinator.clone()).await {
@@ -72,11 +79,11 @@ async fn session(
     };
     let name = advertised(config);
     let hello = v1::Hello {
-        control_address: format!("http://{name}:{control_port}"),
+        control_address: format!("http://{name}:{}", ports.control),
         link_address: config
             .advertise_link
             .clone()
-            .unwrap_or_else(|| format!("{name}:{link_port}")),
+            .unwrap_or_else(|| format!("{name}:{}", ports.link)),
         backend: host.backend_name().into(),
         config_digest: host.model.as_ref().map(|m| m.config.digest()).unwrap_or_default(),
         checkpoint_digest: host
@@ -88,6 +95,7 @@ async fn session(
         memory_bytes: config.memory_bytes.unwrap_or(0),
         process_id: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
+        metrics_address: ports.metrics.map(|port| format!("{name}:{port}")).unwrap_or_default(),
     };
     let (events, outgoing) = mpsc::channel(8);
     let event = |event| v1::StageEvent { event: Some(event) };
@@ -113,6 +121,7 @@ async fn session(
             order = orders.message() => match order {
                 Ok(Some(v1::StageOrder { order: Some(order) })) => match order {
                     Order::Welcome(welcome) => {
+                        host.joined(welcome.stage_index);
                         tracing::info!("joined as stage {} of {}", welcome.stage_index, welcome.stages);
                     }
                     Order::Refused(refused) => return Err(StageError::Refused(refused.reason)),

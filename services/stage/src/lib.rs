@@ -6,11 +6,14 @@
 mod block_tables;
 mod contract;
 pub mod engine;
+mod health;
 mod join;
 mod load;
+mod metrics;
 mod runner;
 mod service;
 mod times;
+mod totals;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::v1::stage_server::StageServer;
+use baton_telemetry::{Metrics, MetricsConfig};
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
@@ -57,6 +61,8 @@ pub struct StageConfig {
     pub threads: Option<usize>,
     /// Bytes for weights and KV; no limit when absent.
     pub memory_bytes: Option<u64>,
+    /// Where `/metrics` is answered; nowhere when absent.
+    pub metrics: Option<SocketAddr>,
     /// Index to ask for.
     pub preferred_index: Option<u32>,
     /// End when the coordinator goes away.
@@ -94,6 +100,9 @@ pub enum StageError {
         /// What happened.
         reason: String,
     },
+    /// Metrics cannot be counted.
+    #[error(transparent)]
+    Telemetry(#[from] baton_telemetry::TelemetryError),
     /// The gRPC server failed.
     #[error("gRPC server: {0}")]
     Server(String),
@@ -116,8 +125,12 @@ pub async fn run(config: StageConfig, shutdown: CancellationToken) -> Result<(),
     let link_port = links.local_addr().map_err(|e| listen_error(link_address, &e))?.port();
 
     let host = Arc::new(service::Host::new(&config, model, links));
+    let metrics = match config.metrics {
+        Some(address) => Some(serve_metrics(address, &host, shutdown.clone()).await?),
+        None => None,
+    };
     let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<StageServer<service::StageService>>().await;
+    let health = tokio::spawn(health::follow(Arc::clone(&host), health));
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(baton_proto::v1::FILE_DESCRIPTOR_SET)
         .build_v1()
@@ -134,12 +147,33 @@ pub async fn run(config: StageConfig, shutdown: CancellationToken) -> Result<(),
                 .serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await }),
         )
     };
-    let ended = join::run(&config, &host, listening.port(), link_port, &shutdown).await;
+    let ports = join::Ports { control: listening.port(), link: link_port, metrics };
+    let ended = join::run(&config, &host, ports, &shutdown).await;
     stop.cancel();
+    health.abort();
     host.unwire();
     // Open streams of a coordinator that is still there end with the process; it is not waited for.
     let _ = tokio::time::timeout(Duration::from_millis(500), server).await;
     ended
+}
+
+/// Answers `/metrics` at this address; returns the port.
+async fn serve_metrics(
+    address: SocketAddr,
+    host: &Arc<service::Host>,
+    stop: CancellationToken,
+) -> Result<u16, StageError> {
+    let listener = tokio::net::TcpListener::bind(address).await;
+    let listener = listener.map_err(|e| listen_error(address, &e))?;
+    let port = listener.local_addr().map_err(|e| listen_error(address, &e))?.port();
+    let shown = Metrics::new(MetricsConfig::default())?;
+    metrics::register(&shown, host);
+    tokio::spawn(async move {
+        if let Err(error) = baton_telemetry::metrics::serve(listener, shown, stop).await {
+            tracing::error!("metrics are no longer answered: {error}");
+        }
+    });
+    Ok(port)
 }
 
 fn listen_error(address: SocketAddr, error: &dyn std::fmt::Display) -> StageError {

@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_kernels::Batch;
@@ -11,12 +10,13 @@ use baton_model::{StepInput, StepOutput, StepRequest};
 use baton_plan::StageContract;
 use baton_proto::v1;
 use baton_transport::ExpectedStep;
-use baton_transport::link::{HandOffReceiver, HandOffSender};
+use baton_transport::link::{HandOffReceiver, HandOffSender, LinkStats};
 use tokio::sync::mpsc;
 
 use crate::block_tables::BlockTables;
 use crate::engine::Engine;
 use crate::times::{Arrived, Laps};
+use crate::totals::{Totals, add};
 
 /// A step that this stage could not run.
 struct Failure {
@@ -34,20 +34,11 @@ pub(crate) struct Runner {
     pub(crate) sender: Option<Box<dyn HandOffSender>>,
     pub(crate) step_timeout: Duration,
     pub(crate) totals: Arc<Totals>,
+    /// What of the link's and the engine's own counts is in the totals.
+    received: LinkStats,
+    nan_scores: u64,
     /// After a failed step the next stages miss a frame: nothing later of this epoch may be answered.
     failed: Option<String>,
-}
-
-/// Counters that `Status` reads while the runner runs.
-#[derive(Debug, Default)]
-pub(crate) struct Totals {
-    pub(crate) steps: AtomicU64,
-    pub(crate) bytes_sent: AtomicU64,
-    pub(crate) rows_sent: AtomicU64,
-    pub(crate) carry_rows_sent: AtomicU64,
-    pub(crate) bytes_received: AtomicU64,
-    pub(crate) carry_rows_received: AtomicU64,
-    pub(crate) nan_scores: AtomicU64,
 }
 
 impl Runner {
@@ -63,6 +54,7 @@ impl Runner {
         totals: Arc<Totals>,
     ) -> Self {
         let tables = BlockTables::new(kv_blocks, contract.block_size);
+        let nan_scores = engine.nan_scores();
         Self {
             epoch,
             contract,
@@ -72,6 +64,8 @@ impl Runner {
             sender,
             step_timeout,
             totals,
+            received: LinkStats::default(),
+            nan_scores,
             failed: None,
         }
     }
@@ -91,8 +85,11 @@ impl Runner {
                 queue_wait: laps.lap(),
                 ..Default::default()
             };
+            self.totals.begins();
+            let mut kind = None;
             if let Err(failure) = self.step(&step, &mut result, &mut times, &mut laps) {
                 tracing::error!(step = step.step_id, kind = failure.kind, "{}", failure.message);
+                kind = Some(failure.kind);
                 self.failed.get_or_insert_with(|| failure.message.clone());
                 result.failure = Some(v1::StepFailure {
                     stage: self.contract.stage as u32,
@@ -100,9 +97,11 @@ impl Runner {
                     message: failure.message,
                 });
             }
+            self.totals.ends(&times, kind);
             result.times = Some(times);
-            self.totals.steps.fetch_add(1, Ordering::Relaxed);
-            self.totals.nan_scores.store(self.engine.nan_scores(), Ordering::Relaxed);
+            let nan_scores = self.engine.nan_scores();
+            add(&self.totals.nan_scores, nan_scores - self.nan_scores);
+            self.nan_scores = nan_scores;
             if results.blocking_send(result).is_err() {
                 break;
             }
@@ -160,9 +159,11 @@ impl Runner {
                     .accept(&self.contract, &expected)
                     .map_err(|e| Failure { kind: e.kind(), message: e.to_string() })?;
                 let stats = receiver.stats();
-                self.totals.bytes_received.store(stats.payload_bytes, Ordering::Relaxed);
-                let carried = stats.carry_entries / self.contract.index_topk.max(1) as u64;
-                self.totals.carry_rows_received.store(carried, Ordering::Relaxed);
+                let before = std::mem::replace(&mut self.received, stats);
+                add(&self.totals.bytes_received, stats.payload_bytes - before.payload_bytes);
+                let carried = stats.carry_entries - before.carry_entries;
+                let topk = self.contract.index_topk.max(1) as u64;
+                add(&self.totals.carry_rows_received, carried / topk);
                 StepInput::HandOff(accepted)
             }
         };
@@ -176,6 +177,7 @@ impl Runner {
                 message: format!("stage {stage}, step {}: the engine panicked", step.step_id),
             })?
             .map_err(bad)?;
+        add(&self.totals.rows, rows as u64);
         match (output, &mut self.sender) {
             (StepOutput::HandOff(hand_off), Some(sender)) => {
                 let carry = hand_off
@@ -192,9 +194,9 @@ impl Runner {
                 })?;
                 result.handoff_bytes = bytes as u64;
                 result.carry_rows = carry as u32;
-                self.totals.bytes_sent.fetch_add(bytes as u64, Ordering::Relaxed);
-                self.totals.rows_sent.fetch_add(rows as u64, Ordering::Relaxed);
-                self.totals.carry_rows_sent.fetch_add(carry as u64, Ordering::Relaxed);
+                add(&self.totals.bytes_sent, bytes as u64);
+                add(&self.totals.rows_sent, rows as u64);
+                add(&self.totals.carry_rows_sent, carry as u64);
                 Ok(())
             }
             (StepOutput::Tokens { sampled, scored }, None) => {

@@ -1,9 +1,9 @@
 //! The gRPC service.
 
 use std::net::TcpListener;
+use std::ops::Range;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,10 +21,13 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::engine::{DelayEngine, Engine};
 use crate::load::{self, Load};
-use crate::runner::{Runner, Totals};
+use crate::runner::Runner;
 use crate::times::Arrived;
+use crate::totals::{Counts, Totals};
 use crate::{BackendKind, StageConfig, StageError};
 
+/// How long after its time a step is called stuck: its own deadline speaks first.
+const SLACK: Duration = Duration::from_secs(5);
 /// Steps that may wait in front of the compute thread.
 const QUEUE: usize = 64;
 
@@ -49,13 +52,48 @@ pub(crate) struct Host {
     threads: Option<usize>,
     memory_bytes: Option<u64>,
     links: Arc<TcpListener>,
+    pub(crate) totals: Arc<Totals>,
     state: Mutex<State>,
+}
+
+/// What others see of the host at one moment.
+#[derive(Debug)]
+pub(crate) struct View {
+    pub(crate) phase: v1::StageState,
+    /// Wired, and its steps make progress.
+    pub(crate) ready: bool,
+    pub(crate) epoch: u64,
+    pub(crate) joins: u64,
+    /// Once the stage knows it.
+    pub(crate) index: Option<usize>,
+    pub(crate) layers: Option<Range<usize>>,
+    last: bool,
+    pub(crate) link: String,
+    pub(crate) kv_blocks: u32,
+    pub(crate) bytes_needed: u64,
+    pub(crate) load_seconds: f64,
+}
+
+impl View {
+    /// Name of the cut in front of this stage: "0-1".
+    pub(crate) fn cut_before(&self) -> Option<String> {
+        let index = self.index.filter(|_| self.layers.is_some())?;
+        Some(format!("{}-{index}", index.checked_sub(1)?))
+    }
+
+    /// Name of the cut behind it.
+    pub(crate) fn cut_after(&self) -> Option<String> {
+        let index = self.index.filter(|_| self.layers.is_some() && !self.last)?;
+        Some(format!("{index}-{}", index + 1))
+    }
 }
 
 #[derive(Default)]
 struct State {
     phase: v1::StageState,
     epoch: u64,
+    joins: u64,
+    index: Option<usize>,
     contract: Option<StageContract>,
     /// Absent while a runner has it.
     engine: Option<Box<dyn Engine>>,
@@ -64,7 +102,11 @@ struct State {
     kv_blocks: u32,
     link: String,
     failure: String,
-    totals: Arc<Totals>,
+    bytes_needed: u64,
+    load_seconds: f64,
+    step_timeout: Duration,
+    /// Totals when the stage was wired.
+    before: Counts,
 }
 
 /// Links that wait for `Run`.
@@ -83,7 +125,12 @@ impl Host {
             threads: config.threads,
             memory_bytes: config.memory_bytes,
             links: Arc::new(links),
-            state: Mutex::new(State { phase: v1::StageState::Joined, ..State::default() }),
+            totals: Arc::new(Totals::new()),
+            state: Mutex::new(State {
+                phase: v1::StageState::Joined,
+                index: config.preferred_index.map(|index| index as usize),
+                ..State::default()
+            }),
         }
     }
 
@@ -103,9 +150,48 @@ impl Host {
     pub(crate) fn heartbeat(&self) -> v1::Heartbeat {
         let state = self.state();
         v1::Heartbeat {
-            steps_done: state.totals.steps.load(Ordering::Relaxed),
+            steps_done: self.totals.now().since(state.before).steps,
             state: state.phase as i32,
         }
+    }
+
+    /// The coordinator has given this stage an index.
+    pub(crate) fn joined(&self, index: u32) {
+        let mut state = self.state();
+        state.index = Some(index as usize);
+        state.joins += 1;
+    }
+
+    /// Whether a step takes longer than a step may.
+    pub(crate) fn stuck(&self) -> bool {
+        let limit = self.state().step_timeout + SLACK;
+        self.totals.running().is_some_and(|running| running > limit)
+    }
+
+    pub(crate) fn view(&self) -> View {
+        let stuck = self.stuck();
+        let state = self.state();
+        // Whoever is wired waits for the stream of steps, or runs it.
+        let runs = state.wired.is_some() || state.engine.is_none();
+        let failed = self.totals.now().since(state.before).failed_steps > 0;
+        View {
+            phase: state.phase,
+            ready: state.phase == v1::StageState::Wired && runs && !failed && !stuck,
+            epoch: state.epoch,
+            joins: state.joins,
+            index: state.index,
+            layers: state.contract.as_ref().map(|contract| contract.layers.clone()),
+            last: state.contract.as_ref().is_none_or(StageContract::is_last),
+            link: state.link.clone(),
+            kv_blocks: state.kv_blocks,
+            bytes_needed: state.bytes_needed,
+            load_seconds: state.load_seconds,
+        }
+    }
+
+    /// Bytes of the checkpoint's files that were read, at any time.
+    pub(crate) fn checkpoint_bytes_read(&self) -> u64 {
+        self.model.as_ref().map_or(0, |model| model.checkpoint.bytes_read())
     }
 
     /// Drops links that no runner has taken.
@@ -154,12 +240,16 @@ impl Host {
             (_, None) => return Err("this stage has no model directory".into()),
         };
         let mut state = self.state();
+        let seconds = started.elapsed().as_secs_f64();
         state.engine = Some(engine);
+        state.index = Some(contract.stage);
         state.contract = Some(contract);
         state.phase = v1::StageState::Loaded;
         state.bytes_read = done.bytes_read;
         state.kv_blocks = done.kv_blocks;
-        Ok(v1::LoadDone { seconds: started.elapsed().as_secs_f64(), ..done })
+        state.bytes_needed = done.bytes_needed;
+        state.load_seconds = seconds;
+        Ok(v1::LoadDone { seconds, ..done })
     }
 
     fn wire(&self, request: &v1::WireRequest) -> Result<v1::WireReply, String> {
@@ -192,16 +282,18 @@ impl Host {
         let sender = sender.map_err(|e| e.to_string())?;
         let link = if sender.is_some() { "tcp" } else { "" };
         let mut state = self.state();
+        let step_timeout = Duration::from_millis(request.step_timeout_millis.into());
         state.wired = Some(Wired {
             receiver: receiver.map(|r| Box::new(r) as Box<dyn HandOffReceiver>),
             sender: sender.map(|s| Box::new(s) as Box<dyn HandOffSender>),
             kv_blocks: request.kv_blocks,
-            step_timeout: Duration::from_millis(request.step_timeout_millis.into()),
+            step_timeout,
         });
+        state.step_timeout = step_timeout;
         state.epoch = request.epoch;
         state.phase = v1::StageState::Wired;
         state.link = link.into();
-        state.totals = Arc::default();
+        state.before = self.totals.now();
         state.failure.clear();
         Ok(v1::WireReply { link: link.into() })
     }
@@ -219,7 +311,7 @@ impl Host {
             wired.receiver,
             wired.sender,
             wired.step_timeout,
-            Arc::clone(&state.totals),
+            Arc::clone(&self.totals),
         ))
     }
 
@@ -229,23 +321,23 @@ impl Host {
 
     fn status(&self) -> v1::StatusReply {
         let state = self.state();
-        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let counts = self.totals.now().since(state.before);
         v1::StatusReply {
             state: state.phase as i32,
             epoch: state.epoch,
-            steps_done: get(&state.totals.steps),
+            steps_done: counts.steps,
             contract: None,
             bytes_read: state.bytes_read,
             kv_blocks: state.kv_blocks,
             backend: self.backend_name().into(),
             link: state.link.clone(),
-            handoff_bytes_sent: get(&state.totals.bytes_sent),
-            handoff_rows_sent: get(&state.totals.rows_sent),
-            carry_rows_sent: get(&state.totals.carry_rows_sent),
-            handoff_bytes_received: get(&state.totals.bytes_received),
-            carry_rows_received: get(&state.totals.carry_rows_received),
+            handoff_bytes_sent: counts.bytes_sent,
+            handoff_rows_sent: counts.rows_sent,
+            carry_rows_sent: counts.carry_rows_sent,
+            handoff_bytes_received: counts.bytes_received,
+            carry_rows_received: counts.carry_rows_received,
             failure: state.failure.clone(),
-            nan_scores: get(&state.totals.nan_scores),
+            nan_scores: counts.nan_scores,
         }
     }
 

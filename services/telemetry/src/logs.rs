@@ -34,6 +34,9 @@ pub enum TelemetryError {
     /// Another subscriber is already installed.
     #[error("logging is already set up in this process")]
     AlreadySet,
+    /// Metrics cannot be counted or exported.
+    #[error("metrics: {0}")]
+    Metrics(String),
 }
 
 /// Shape of a log line.

@@ -15,6 +15,7 @@ use baton_plan::{
     BalanceOptions, Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig, Partition,
     published,
 };
+use baton_telemetry::{Metrics, MetricsConfig};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
@@ -117,6 +118,7 @@ fn config(
         micro_batches,
         max_kv_blocks: u32::try_from(blocks).context("--sequences: too many")?,
         prefix_cache: false,
+        metrics: Metrics::new(MetricsConfig::default())?,
     })
 }
 

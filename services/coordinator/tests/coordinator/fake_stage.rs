@@ -195,6 +195,7 @@ impl Fixture {
             prefill_chunk: 32,
             micro_batches: 2,
             max_kv_blocks: 0,
+            metrics: baton_telemetry::Metrics::new(Default::default()).unwrap(),
             prefix_cache: true,
         };
         let shutdown = CancellationToken::new();

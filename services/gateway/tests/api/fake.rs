@@ -8,6 +8,7 @@ use baton_coordinator::{
     CoordinatorHandle, Event, FinishReason, GenerateRequest, Readiness, TokenLogprob,
 };
 use baton_gateway::{Gateway, GatewayConfig, GenerationDefaults, Limits, serve};
+use baton_telemetry::{Metrics, MetricsConfig};
 use reqwest::Response;
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
@@ -60,6 +61,14 @@ pub(crate) fn config() -> GatewayConfig {
     }
 }
 
+/// Two stages; a scraper is answered by one of them.
+pub(crate) fn pipeline_state() -> Value {
+    json!({"stages": [
+        {"index": 0, "layers": [0, 3], "metrics": null},
+        {"index": 1, "layers": [3, 6], "metrics": "10.0.0.7:9100"},
+    ]})
+}
+
 impl Server {
     /// A gateway whose submissions the test takes itself.
     pub(crate) async fn raw(
@@ -69,11 +78,11 @@ impl Server {
         let (submissions, receiver) = mpsc::channel(queue);
         let (readiness, ready) = watch::channel(Readiness::Ready);
         let (mut pipeline, state) = baton_coordinator::state::channel();
-        tokio::spawn(
-            async move { pipeline.answer(|| json!({"stages": [{"layers": [0, 3]}]})).await },
-        );
+        tokio::spawn(async move { pipeline.answer(pipeline_state).await });
+        let metrics = Metrics::new(MetricsConfig::default()).unwrap();
         let router =
-            Gateway::new(config, CoordinatorHandle::new(submissions, ready, state)).unwrap();
+            Gateway::new(config, CoordinatorHandle::new(submissions, ready, state), &metrics)
+                .unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel();

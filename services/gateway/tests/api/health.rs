@@ -1,7 +1,7 @@
 use baton_coordinator::Readiness;
 use serde_json::{Value, json};
 
-use crate::fake::{MAX_POSITIONS, Server, encode};
+use crate::fake::{MAX_POSITIONS, Server, encode, pipeline_state};
 
 #[tokio::test]
 async fn ready_follows_the_pipeline_and_health_does_not() {
@@ -23,7 +23,7 @@ async fn ready_follows_the_pipeline_and_health_does_not() {
 async fn the_pipeline_s_state_passes_through() {
     let server = Server::saying("x").await;
     let body: Value = server.get("/pipeline").await.json().await.unwrap();
-    assert_eq!(body, json!({"stages": [{"layers": [0, 3]}]}));
+    assert_eq!(body, pipeline_state());
 }
 
 #[tokio::test]

@@ -9,5 +9,6 @@ mod completions;
 mod errors;
 mod fake;
 mod health;
+mod metrics;
 mod responses;
 mod stream;

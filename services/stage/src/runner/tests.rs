@@ -36,7 +36,7 @@ fn run(engine: impl Engine + 'static, count: u64) -> Vec<v1::StepResult> {
         sends_from_layer: None,
         config_digest: String::new(),
     };
-    let (timeout, totals) = (Duration::from_secs(1), Arc::default());
+    let (timeout, totals) = (Duration::from_secs(1), Arc::new(Totals::new()));
     let runner = Runner::new(1, contract, Box::new(engine), 4, None, None, timeout, totals);
     let (queue, steps) = mpsc::channel(8);
     for step_id in 1..=count {

@@ -105,6 +105,7 @@ impl Stage {
             backend: BackendKind::Cpu,
             threads: Some(1),
             memory_bytes: None,
+            metrics: Some(any),
             preferred_index: Some(index as u32),
             exit_with_coordinator: false,
             latent_norm_eps: None,

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
 mod harness;
+mod health;
 mod links;
 mod steps;
