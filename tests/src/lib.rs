@@ -5,6 +5,7 @@
 //! `cargo build --bin baton`.
 
 pub mod client;
+pub mod collector;
 pub mod models;
 pub mod oracle;
 pub mod pipeline;
@@ -14,6 +15,7 @@ pub mod proxy;
 pub mod server;
 
 pub use client::Client;
+pub use collector::Collector;
 pub use oracle::{Oracle, OraclePrompt};
 pub use pipeline::Pipeline;
 pub use program::Program;

@@ -11,6 +11,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(name = "baton", version)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -40,6 +42,48 @@ pub(crate) enum BenchCommand {
     Pipeline(BenchPipelineArgs),
     /// What one stage's layers take on a GPU, beside the counted floor; weights are made up on the device
     Stage(BenchStageArgs),
+}
+
+/// Logs, and where traces and metrics are sent.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Telemetry")]
+pub(crate) struct TelemetryArgs {
+    /// Shape of log lines [default: text, or what BATON_LOG_FORMAT says]
+    #[arg(long, value_enum, global = true)]
+    pub(crate) log_format: Option<LogFormatArg>,
+    /// OpenTelemetry collector that traces and metrics are sent to, without a path
+    /// [default: what OTEL_EXPORTER_OTLP_ENDPOINT says; without it nothing is sent]
+    #[arg(long, value_name = "URL", global = true)]
+    pub(crate) otlp_endpoint: Option<String>,
+    /// How it is spoken to [default: what OTEL_EXPORTER_OTLP_PROTOCOL says, else grpc]
+    #[arg(long, value_enum, global = true)]
+    pub(crate) otlp_protocol: Option<OtlpProtocol>,
+    /// Share of requests without a trace of their own that are traced, 0 to 1
+    /// [default: what OTEL_TRACES_SAMPLER says, else all]
+    #[arg(long, value_name = "RATIO", global = true, value_parser = ratio)]
+    pub(crate) trace_ratio: Option<f64>,
+    /// Of how many decode steps of a traced request one gets spans; 1 traces them all
+    #[arg(long, value_name = "N", global = true, default_value_t = baton_telemetry::traces::DECODE_EVERY,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) trace_decode_every: u64,
+}
+
+/// Shape of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormatArg {
+    /// For people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+/// How a collector is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OtlpProtocol {
+    /// OTLP over gRPC
+    Grpc,
+    /// OTLP over HTTP, in protobuf
+    Http,
 }
 
 /// How the model is cut.
@@ -407,6 +451,11 @@ impl LinkKind {
             Self::Tcp => "tcp",
         }
     }
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+    ratio.ok_or_else(|| format!("{text:?}, expected a number from 0 to 1"))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -11,6 +11,7 @@ mod selftest;
 mod serve;
 mod shutdown;
 mod stage;
+mod telemetry;
 mod up;
 mod verify;
 
@@ -32,14 +33,17 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
-    baton_telemetry::LogConfig::from_env("info")?.install()?;
+    let telemetry = cli.telemetry;
+    telemetry.install_logs()?;
     match cli.command {
         Command::Plan(args) => plan::run(&args),
-        Command::Up(args) => block_on(up::run(args)),
-        Command::Coordinator(args) => block_on(coordinator::run(args)),
-        Command::Stage(args) => block_on(stage::run(args)),
+        Command::Up(args) => block_on(up::run(args, telemetry)),
+        Command::Coordinator(args) => block_on(coordinator::run(args, telemetry)),
+        Command::Stage(args) => block_on(stage::run(args, telemetry)),
         Command::Selftest(args) => return selftest::run(&args),
-        Command::Bench(BenchCommand::Pipeline(args)) => block_on(bench::pipeline::run(args)),
+        Command::Bench(BenchCommand::Pipeline(args)) => {
+            block_on(bench::pipeline::run(args, telemetry))
+        }
         Command::Bench(BenchCommand::Stage(args)) => bench::stage::run(&args),
         Command::Verify(args) => return block_on(verify::run(args)),
     }?;

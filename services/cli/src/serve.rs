@@ -10,20 +10,22 @@ use baton_coordinator::{Coordinator, CoordinatorConfig, CoordinatorError};
 use baton_gateway::{Gateway, GatewayConfig};
 use baton_model::Checkpoint;
 use baton_plan::{Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig};
-use baton_telemetry::{Metrics, MetricsConfig};
+use baton_telemetry::{Metrics, MetricsConfig, Traces};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::args::PipelineArgs;
-use crate::{plan, progress};
+use crate::args::{PipelineArgs, TelemetryArgs};
+use crate::{plan, progress, telemetry};
 
 /// A coordinator and a gateway that run.
 pub(crate) struct Serving {
     pub(crate) coordinator: JoinHandle<Result<(), CoordinatorError>>,
     pub(crate) http: JoinHandle<std::io::Result<()>>,
     pub(crate) stages: usize,
+    pub(crate) traces: Traces,
+    pub(crate) metrics: Metrics,
     /// Stages that have joined at some time.
     pub(crate) joined: watch::Receiver<BTreeSet<usize>>,
 }
@@ -67,7 +69,7 @@ impl Plan {
 pub(crate) async fn start(
     model: &Path,
     plan: Plan,
-    args: &PipelineArgs,
+    (args, telemetry): (&PipelineArgs, &TelemetryArgs),
     http: TcpListener,
     grpc: TcpListener,
     shutdown: &CancellationToken,
@@ -79,9 +81,13 @@ pub(crate) async fn start(
             .and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()))
             .unwrap_or_else(|| "baton".into())
     });
-    let metrics =
-        Metrics::new(MetricsConfig { vllm_model_name: args.vllm_metrics.then(|| name.clone()) })?;
-    let gateway = GatewayConfig::new(model, &name, &plan.config)?;
+    let metrics = Metrics::new(MetricsConfig {
+        vllm_model_name: args.vllm_metrics.then(|| name.clone()),
+        otlp: telemetry.otlp("baton"),
+    })?;
+    let traces = telemetry.traces("baton")?;
+    let mut gateway = GatewayConfig::new(model, &name, &plan.config)?;
+    gateway.traces = traces.clone();
     let mut eos_token_ids = plan.config.eos_token_ids.clone();
     eos_token_ids.extend(&gateway.defaults.stop_token_ids);
     eos_token_ids.sort_unstable();
@@ -109,6 +115,7 @@ pub(crate) async fn start(
         max_kv_blocks: args.kv_blocks.unwrap_or(0),
         prefix_cache: !args.no_prefix_cache,
         metrics: metrics.clone(),
+        traces: traces.clone(),
         contract: plan.contract,
     };
     let (handle, coordinator) = Coordinator::start(config, shutdown.clone(), startup);
@@ -121,7 +128,7 @@ pub(crate) async fn start(
     let mut out = std::io::stdout().lock();
     writeln!(out, "serving {name} over {stages} stages at http://{address}")?;
     out.flush()?;
-    Ok(Serving { coordinator, http, stages, joined })
+    Ok(Serving { coordinator, http, stages, traces, metrics, joined })
 }
 
 /// Binds an address; says which one when it is taken.
@@ -136,5 +143,6 @@ pub(crate) async fn finish(serving: Serving, shutdown: &CancellationToken) -> an
     let outcome = serving.coordinator.await.context("the coordinator panicked")?;
     shutdown.cancel();
     serving.http.await.context("the gateway panicked")??;
+    telemetry::farewell(serving.traces, serving.metrics).await;
     Ok(outcome?)
 }

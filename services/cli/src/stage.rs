@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use baton_stage::{BackendKind, StageConfig};
 
-use crate::args::{Device, StageArgs};
+use crate::args::{Device, StageArgs, TelemetryArgs};
 use crate::shutdown;
 
-pub(crate) async fn run(args: StageArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(args: StageArgs, telemetry: TelemetryArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
     let backend = match args.delay_ms {
         Some(ms) => BackendKind::Delay(Duration::try_from_secs_f64(ms / 1e3)?),
@@ -30,6 +30,8 @@ pub(crate) async fn run(args: StageArgs) -> anyhow::Result<()> {
         preferred_index: args.index,
         exit_with_coordinator: args.exit_with_coordinator,
         latent_norm_eps: args.latent_norm_eps,
+        traces: telemetry.traces("baton-stage")?,
+        otlp: telemetry.otlp("baton-stage"),
     };
     Ok(baton_stage::run(config, shutdown).await?)
 }

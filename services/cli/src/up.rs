@@ -6,11 +6,11 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use crate::args::{Device, UpArgs};
+use crate::args::{Device, TelemetryArgs, UpArgs};
 use crate::children::Children;
 use crate::{demo, serve, shutdown};
 
-pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(args: UpArgs, telemetry: TelemetryArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
     let model = match &args.model {
         Some(model) => model.clone(),
@@ -22,7 +22,8 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     let grpc = serve::bind(local, "the stages").await?;
     let coordinator = format!("http://{}", grpc.local_addr().context("the gRPC address")?);
     let stages = plan.stages();
-    let mut serving = serve::start(&model, plan, &args.pipeline, http, grpc, &shutdown).await?;
+    let mut serving =
+        serve::start(&model, plan, (&args.pipeline, &telemetry), http, grpc, &shutdown).await?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or_else(|| (cores / stages).max(1));
     let gpus = match args.backend {
@@ -31,7 +32,11 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     };
     let mut children = Children::spawn(
         (0..stages)
-            .map(|index| arguments(&coordinator, &model, index, threads, &args, gpus))
+            .map(|index| {
+                let mut all = arguments(&coordinator, &model, index, threads, &args, gpus);
+                all.extend(telemetry.forward());
+                all
+            })
             .collect(),
     )?;
     let outcome = loop {
@@ -54,6 +59,7 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     shutdown.cancel();
     children.stop().await;
     serving.http.await.context("the gateway panicked")??;
+    crate::telemetry::farewell(serving.traces, serving.metrics).await;
     outcome
 }
 

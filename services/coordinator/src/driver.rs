@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use baton_plan::Contract;
 use baton_proto::v1;
 use baton_proto::v1::stage_client::StageClient;
+use baton_telemetry::Traces;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -22,6 +23,7 @@ use crate::report;
 use crate::request::{Event, Readiness, Submission};
 use crate::scheduler::{Limits, Scheduler};
 use crate::state::StateWriter;
+use crate::trace::StepTraces;
 use crate::wiring::Wired;
 
 /// What the driver is told.
@@ -38,6 +40,7 @@ pub(crate) struct Settings {
     pub(crate) micro_batches: usize,
     pub(crate) step_timeout: Duration,
     pub(crate) numbers: Arc<Numbers>,
+    pub(crate) traces: Traces,
 }
 
 /// How often stages are asked for their state, and how long one may take to answer.
@@ -72,6 +75,7 @@ struct Pipeline {
     compute_micros: Vec<u64>,
     statuses: Statuses,
     meter: StepMeter,
+    traces: StepTraces,
 }
 
 /// What every stage last said of itself, kept up to date by one task per stage.
@@ -97,7 +101,7 @@ pub(crate) async fn drive(
     let mut tick = tokio::time::interval(POLL);
     let failure = loop {
         while let Some(step) = pipeline.scheduler.next_step(Instant::now()) {
-            pipeline.send(&step).await;
+            pipeline.send(step).await;
         }
         pipeline.settings.numbers.scheduler(&pipeline.scheduler);
         tokio::select! {
@@ -131,6 +135,7 @@ pub(crate) async fn drive(
     let reason = failure.to_string();
     tracing::error!("the pipeline failed: {reason}");
     ready.send_replace(Readiness::NotReady(reason.clone()));
+    pipeline.traces.failed(&reason);
     pipeline.scheduler.fail_all(&reason);
     pipeline.settings.numbers.failed(failure.stage);
     pipeline.settings.numbers.scheduler(&pipeline.scheduler);
@@ -246,12 +251,15 @@ impl Pipeline {
             compute_micros: vec![0; stages],
             statuses: Statuses::follow(&wired.clients),
             meter: StepMeter::wired(Arc::clone(&settings.numbers), wired.epoch, wired.kv_blocks),
+            traces: StepTraces::new(settings.traces.clone()),
             wired,
             settings,
         }
     }
 
-    async fn send(&mut self, step: &v1::Step) {
+    async fn send(&mut self, mut step: v1::Step) {
+        self.traces.left_queue(self.scheduler.left_queue());
+        self.traces.sends(&mut step);
         let now = Instant::now();
         self.meter.sent(now);
         self.sent.insert(step.step_id, now);
@@ -278,6 +286,7 @@ impl Pipeline {
             if let Some(sent) = self.sent.remove(&result.step_id) {
                 self.meter.took(sent.elapsed());
             }
+            self.traces.answered(result.step_id);
             self.scheduler.commit(result);
         }
         Ok(())

@@ -16,6 +16,7 @@ mod scheduler;
 mod sequence;
 mod startup;
 pub mod state;
+mod trace;
 mod wiring;
 
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 use baton_plan::Contract;
 use baton_proto::v1::coordinator_server::CoordinatorServer;
-use baton_telemetry::Metrics;
+use baton_telemetry::{Metrics, Traces};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -80,6 +81,8 @@ pub struct CoordinatorConfig {
     pub prefix_cache: bool,
     /// Where the pipeline's numbers are shown.
     pub metrics: Metrics,
+    /// Spans of requests that come with a trace context.
+    pub traces: Traces,
 }
 
 /// What happens while the pipeline starts.
@@ -234,6 +237,7 @@ async fn run(
         micro_batches: config.micro_batches,
         step_timeout: config.step_timeout,
         numbers,
+        traces: config.traces,
     };
     let times = wiring::Times {
         join: config.join_timeout,

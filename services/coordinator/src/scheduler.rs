@@ -5,7 +5,7 @@ mod segment;
 mod share;
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use baton_proto::v1;
 
@@ -13,6 +13,7 @@ use crate::block_manager::BlockManager;
 use crate::prefix::{self, BlockHash, BlockHashes};
 use crate::request::{Event, FinishReason, Submission};
 use crate::sequence::{KvState, Sequence};
+use crate::trace::Queued;
 
 /// What the scheduler may do.
 #[derive(Clone, Debug)]
@@ -66,6 +67,8 @@ pub(crate) struct Scheduler {
     epoch: u64,
     cache: CacheCounts,
     preemptions: u64,
+    /// Traced sequences that have left the queue since somebody asked.
+    left_queue: Vec<Queued>,
 }
 
 impl Scheduler {
@@ -82,6 +85,7 @@ impl Scheduler {
             epoch,
             cache: CacheCounts::default(),
             preemptions: 0,
+            left_queue: Vec::new(),
         }
     }
 
@@ -99,6 +103,11 @@ impl Scheduler {
 
     pub(crate) fn cache_counts(&self) -> CacheCounts {
         CacheCounts { blocks: self.blocks.cached(), ..self.cache }
+    }
+
+    /// Traced sequences that got their first rows since the last call.
+    pub(crate) fn left_queue(&mut self) -> impl Iterator<Item = Queued> + '_ {
+        self.left_queue.drain(..)
     }
 
     pub(crate) fn preemptions(&self) -> u64 {
@@ -273,6 +282,7 @@ impl Scheduler {
         self.released.push(sequence.id);
         self.blocks.release(&mut sequence.kv.blocks);
         sequence.kv = KvState::default();
+        sequence.queued = (!sequence.request.traceparent.is_empty()).then(SystemTime::now);
         sequence.id = self.next_sequence;
         self.next_sequence += 1;
         self.preemptions += 1;

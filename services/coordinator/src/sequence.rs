@@ -1,7 +1,7 @@
 //! A live request: its token log, its KV and its progress.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use tokio::sync::mpsc;
 
@@ -31,6 +31,8 @@ pub(crate) struct Sequence {
     pub(crate) served: u64,
     /// Whether it has run before.
     pub(crate) admitted: bool,
+    /// Since when it waits for rows in a step; only of a request with a trace context.
+    pub(crate) queued: Option<SystemTime>,
     /// Hashes of its full blocks; none when it has no part in the prefix cache.
     pub(crate) hashes: Option<BlockHashes>,
     pub(crate) matcher: Option<Box<dyn Matcher>>,
@@ -66,6 +68,7 @@ impl Sequence {
         let prompt = if sampling.repetition_penalty == 1.0 { &[][..] } else { &tokens[..] };
         let seen = penalised.then(|| prompt.iter().map(|&token| (token, 0)).collect());
         let matcher = request.grammar.as_ref().map(|grammar| grammar.start());
+        let queued = (!request.traceparent.is_empty()).then(SystemTime::now);
         Self {
             id,
             request,
@@ -78,6 +81,7 @@ impl Sequence {
             awaiting_token: false,
             served: 0,
             admitted: false,
+            queued,
             hashes: None,
             matcher,
             mask: None,

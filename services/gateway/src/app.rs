@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
@@ -25,7 +26,7 @@ use crate::constraint::Compiler;
 use crate::error::ApiError;
 use crate::metrics::RequestMetrics;
 use crate::tokenizer::TextTokenizer;
-use crate::{chat, completions, health, models, responses, tokenize};
+use crate::{chat, completions, health, models, responses, tokenize, trace};
 
 /// How long requests that run at shutdown may go on.
 const GRACE: Duration = Duration::from_secs(10);
@@ -113,6 +114,11 @@ impl Gateway {
             compiler: OnceLock::new(),
             started: unix_time(),
         }));
+        let generating = Router::new()
+            .route("/v1/completions", post(completions::complete))
+            .route("/v1/chat/completions", post(chat::complete))
+            .route("/v1/responses", post(responses::create))
+            .route_layer(middleware::from_fn_with_state(app.clone(), trace::begin));
         Ok(Router::new()
             .route("/", get(health::page))
             .route("/health", get(health::health))
@@ -122,9 +128,7 @@ impl Gateway {
             .route("/metrics/targets", get(health::targets))
             .route("/v1/models", get(models::list))
             .route("/v1/models/{*id}", get(models::one))
-            .route("/v1/completions", post(completions::complete))
-            .route("/v1/chat/completions", post(chat::complete))
-            .route("/v1/responses", post(responses::create))
+            .merge(generating)
             .route("/v1/embeddings", post(no_embeddings))
             .route("/tokenize", post(tokenize::tokenize))
             .route("/detokenize", post(tokenize::detokenize))
@@ -157,11 +161,6 @@ async fn method_not_allowed(method: Method, uri: Uri) -> Response {
 /// Seconds since 1970.
 pub(crate) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
-}
-
-/// The trace context that came with a request; empty when none did.
-pub(crate) fn traceparent(headers: &HeaderMap) -> String {
-    headers.get("traceparent").and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
 }
 
 /// Serves until `shutdown` completes; then takes no new connection, and returns when the running requests are

@@ -5,15 +5,15 @@ pub(crate) mod message;
 mod tools;
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value};
 
 use crate::answer::{Answer, Used};
-use crate::app::{AppState, traceparent};
+use crate::app::AppState;
 use crate::body::JsonFields;
 use crate::chat_template::{self, Chat};
 use crate::choice::Choice;
@@ -22,6 +22,7 @@ use crate::fields::Fields;
 use crate::generate::{self, Pieces, Plan};
 use crate::output::{OutputParser, Tools};
 use crate::params::Params;
+use crate::trace::RequestTrace;
 use crate::{constraint, prompt, sse};
 
 use message::{OBJECT, Shape, Stream};
@@ -32,11 +33,11 @@ const OWN_VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generat
 
 pub(crate) async fn complete(
     State(app): State<AppState>,
-    headers: HeaderMap,
+    trace: RequestTrace,
     JsonFields(mut fields): JsonFields,
 ) -> Result<Response, ApiError> {
-    let asked = Asked::read(&app, &mut fields).await?;
-    let pieces = asked.start(&app, &headers)?;
+    let asked = Asked::read(&app, &mut fields, &trace).await?;
+    let pieces = asked.start(&app, &trace)?;
     let params = &asked.params;
     let shape = Shape {
         answer: Answer::new(&app, "chatcmpl", params, asked.prompt.len()),
@@ -74,7 +75,11 @@ pub(crate) struct Asked {
 
 impl Asked {
     /// Reads the fields of a chat.
-    pub(crate) async fn read(app: &AppState, fields: &mut Fields) -> Result<Self, ApiError> {
+    pub(crate) async fn read(
+        app: &AppState,
+        fields: &mut Fields,
+        trace: &RequestTrace,
+    ) -> Result<Self, ApiError> {
         let mut params = Params::read(fields, &app.config)?;
         let logprobs = read_logprobs(fields, app.config.limits.logprobs)?;
         refuse_unsupported(fields)?;
@@ -88,6 +93,7 @@ impl Asked {
         let choice = ToolChoice::read(fields, tools.as_deref())?;
         let several = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
         let asked = constraint::read(fields)?;
+        let tokenizing = SystemTime::now();
         let text = render(app, fields).await?;
         let thinking = opens_reasoning(&text, continues);
         let grammar = match (choice.demanded(tools.as_deref()), asked) {
@@ -104,6 +110,8 @@ impl Asked {
             params.grammar = Some(prompt::blocking(compile).await??);
         }
         let prompt = prompt::encode_text(&app.tokenizer, text, add_special_tokens).await?;
+        trace.tokenized(tokenizing);
+        trace.asks("chat", &app.config.model_name, &params, prompt.len());
         let most = app.config.max_positions;
         let max_tokens = prompt::room("messages", &prompt, params.max_tokens, most, most)?;
         let tools = tools.filter(|_| choice != ToolChoice::None);
@@ -111,17 +119,17 @@ impl Asked {
     }
 
     /// Hands it to the coordinator.
-    pub(crate) fn start(&self, app: &AppState, headers: &HeaderMap) -> Result<Pieces, ApiError> {
-        let trace = traceparent(headers);
+    pub(crate) fn start(&self, app: &AppState, trace: &RequestTrace) -> Result<Pieces, ApiError> {
         let room = (self.prompt.as_slice(), self.max_tokens);
         let plans = (0..self.params.n)
             .map(|i| {
-                let request = self.params.request(&app.config, room, i, self.logprobs, &trace);
+                let parent = trace.traceparent();
+                let request = self.params.request(&app.config, room, i, self.logprobs, parent);
                 let options = self.params.text_options(&app.config, self.logprobs.is_some());
                 Plan { request, choice: Choice::new(app.tokenizer.clone(), options, None) }
             })
             .collect();
-        generate::start(app, plans)
+        generate::start(app, plans, trace)
     }
 
     /// Takes one choice's text apart.

@@ -1,16 +1,16 @@
 //! `/v1/completions`: prompts as text or ids, several at once, with echo and log-probabilities.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use baton_coordinator::GenerateRequest;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Used};
-use crate::app::{AppState, traceparent};
+use crate::app::AppState;
 use crate::body::JsonFields;
 use crate::choice::{Choice, Piece, ScoredToken};
 use crate::error::ApiError;
@@ -18,6 +18,7 @@ use crate::fields::Fields;
 use crate::generate::{self, Plan, reason_name};
 use crate::params::Params;
 use crate::tokenizer::TextTokenizer;
+use crate::trace::RequestTrace;
 use crate::{constraint, logprobs, prompt, sse};
 
 /// OpenAI's default for `max_tokens` here.
@@ -26,7 +27,7 @@ const OBJECT: &str = "text_completion";
 
 pub(crate) async fn complete(
     State(app): State<AppState>,
-    headers: HeaderMap,
+    trace: RequestTrace,
     JsonFields(mut fields): JsonFields,
 ) -> Result<Response, ApiError> {
     let mut params = Params::read(&fields, &app.config)?;
@@ -49,13 +50,16 @@ pub(crate) async fn complete(
             ),
         ));
     }
+    let tokenizing = SystemTime::now();
     let encoded = prompt::encode(&app.tokenizer, prompts, own.add_special_tokens).await?;
+    trace.tokenized(tokenizing);
     let most = app.config.max_positions;
     let rooms = encoded
         .iter()
         .map(|ids| prompt::room("prompt", ids, params.max_tokens, DEFAULT_MAX_TOKENS, most))
         .collect::<Result<Vec<usize>, ApiError>>()?;
-    let trace = traceparent(&headers);
+    let prompt_tokens = encoded.iter().map(Vec::len).sum();
+    trace.asks("text_completion", &app.config.model_name, &params, prompt_tokens);
     let plans = encoded
         .iter()
         .zip(rooms)
@@ -63,15 +67,20 @@ pub(crate) async fn complete(
         .map(|(ids, room, i)| {
             let request = GenerateRequest {
                 prompt_logprobs: own.logprobs.filter(|_| own.echo),
-                ..params.request(&app.config, (ids, room), i, own.generated_logprobs(), &trace)
+                ..params.request(
+                    &app.config,
+                    (ids, room),
+                    i,
+                    own.generated_logprobs(),
+                    trace.traceparent(),
+                )
             };
             let options = params.text_options(&app.config, own.generated_logprobs().is_some());
             let echo = own.echo.then(|| ids.to_vec());
             Plan { request, choice: Choice::new(app.tokenizer.clone(), options, echo) }
         })
         .collect();
-    let pieces = generate::start(&app, plans)?;
-    let prompt_tokens = encoded.iter().map(Vec::len).sum();
+    let pieces = generate::start(&app, plans, &trace)?;
     let shape = Shape {
         answer: Answer::new(&app, "cmpl", &params, prompt_tokens),
         tokenizer: app.tokenizer.clone(),

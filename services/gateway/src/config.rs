@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_plan::ModelConfig;
+use baton_telemetry::Traces;
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -159,6 +160,8 @@ pub struct GatewayConfig {
     pub defaults: GenerationDefaults,
     /// What one request may ask for.
     pub limits: Limits,
+    /// Spans of requests.
+    pub traces: Traces,
 }
 
 impl GatewayConfig {
@@ -180,6 +183,7 @@ impl GatewayConfig {
             vocab_size: model.vocab_size,
             eos_token_ids: model.eos_token_ids.clone(),
             limits: Limits::default(),
+            traces: Traces::off(),
         })
     }
 }

@@ -12,6 +12,7 @@ use crate::app::App;
 use crate::choice::{Choice, Piece};
 use crate::error::ApiError;
 use crate::metrics::Measured;
+use crate::trace::RequestTrace;
 
 /// How often a choice that found the queue full asks again, while earlier choices of its request are served.
 const RETRY: Duration = Duration::from_millis(20);
@@ -34,12 +35,12 @@ enum Source {
 
 /// Submits all choices, in order. When the first is not taken the request is refused; when the queue fills up later,
 /// the remaining choices wait for room, so that a batch larger than the queue is served too.
-pub(crate) fn start(app: &App, plans: Vec<Plan>) -> Result<Pieces, ApiError> {
+pub(crate) fn start(app: &App, plans: Vec<Plan>, trace: &RequestTrace) -> Result<Pieces, ApiError> {
     let handle = &app.handle;
     let mut streams: Vec<Pieces> = Vec::with_capacity(plans.len());
     let mut full = false;
     for (index, Plan { request, choice }) in plans.into_iter().enumerate() {
-        let measured = app.metrics.submitted(request.prompt.len());
+        let measured = app.metrics.submitted(request.prompt.len(), trace.clone());
         let source = if full {
             Source::Waiting(Box::new(request))
         } else {

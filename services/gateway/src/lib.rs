@@ -34,6 +34,7 @@ mod sse;
 mod stop;
 mod tokenize;
 mod tokenizer;
+mod trace;
 
 pub use app::{Gateway, serve};
 pub use chat_template::TemplateError;

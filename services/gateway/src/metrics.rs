@@ -7,6 +7,8 @@ use baton_coordinator::{Event, FinishReason};
 use baton_telemetry::metrics::metrics::{Counter, Histogram};
 use baton_telemetry::metrics::{KeyValue, Metrics, catalog};
 
+use crate::trace::RequestTrace;
+
 /// Counters of all requests. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestMetrics(Arc<Instruments>);
@@ -78,9 +80,10 @@ impl RequestMetrics {
     }
 
     /// A choice is about to be handed to the scheduler.
-    pub(crate) fn submitted(&self, prompt_tokens: usize) -> Measured {
+    pub(crate) fn submitted(&self, prompt_tokens: usize, trace: RequestTrace) -> Measured {
         Measured {
             metrics: self.clone(),
+            trace,
             submitted: Instant::now(),
             last_token: None,
             prompt_tokens: prompt_tokens as u64,
@@ -94,6 +97,7 @@ impl RequestMetrics {
 #[derive(Debug)]
 pub(crate) struct Measured {
     metrics: RequestMetrics,
+    trace: RequestTrace,
     submitted: Instant,
     last_token: Option<Instant>,
     prompt_tokens: u64,
@@ -140,6 +144,7 @@ impl Measured {
 
 impl Drop for Measured {
     fn drop(&mut self) {
+        self.trace.choice_ended(self.outcome.name(), self.tokens);
         let metrics = &self.metrics.0;
         metrics.requests.add(1, &[KeyValue::new("outcome", self.outcome.name())]);
         if matches!(self.outcome, Outcome::Finished(_)) {

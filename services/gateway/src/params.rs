@@ -238,6 +238,7 @@ mod tests {
 
     fn config() -> GatewayConfig {
         GatewayConfig {
+            traces: baton_telemetry::Traces::off(),
             model_dir: fixture(),
             model_name: "tiny".into(),
             max_positions: 128,

@@ -5,7 +5,6 @@ mod input;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use baton_coordinator::FinishReason;
 use serde_json::{Map, Value, json};
@@ -17,23 +16,24 @@ use crate::chat::Asked;
 use crate::chat::message::{Call, Message};
 use crate::choice::Piece;
 use crate::error::ApiError;
+use crate::trace::RequestTrace;
 use crate::{generate, sse};
 
 pub(crate) async fn create(
     State(app): State<AppState>,
-    headers: HeaderMap,
+    trace: RequestTrace,
     JsonFields(mut fields): JsonFields,
 ) -> Result<Response, ApiError> {
     let echoed = input::echoed(&fields);
     let mut chat = input::chat(&mut fields)?;
-    let asked = Asked::read(&app, &mut chat).await?;
+    let asked = Asked::read(&app, &mut chat, &trace).await?;
     if asked.params.n > 1 {
         return Err(ApiError::field(
             "n",
             "\"n\" is not a field of responses, which have one answer",
         ));
     }
-    let pieces = asked.start(&app, &headers)?;
+    let pieces = asked.start(&app, &trace)?;
     let answer = Answer {
         id: id("resp"),
         created: unix_time(),

@@ -14,6 +14,7 @@ mod runner;
 mod service;
 mod times;
 mod totals;
+mod trace;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::v1::stage_server::StageServer;
-use baton_telemetry::{Metrics, MetricsConfig};
+use baton_telemetry::{Metrics, MetricsConfig, OtlpConfig, Traces};
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
@@ -69,6 +70,10 @@ pub struct StageConfig {
     pub exit_with_coordinator: bool,
     /// Epsilon of the latent norms.
     pub latent_norm_eps: Option<f64>,
+    /// Spans of steps.
+    pub traces: Traces,
+    /// Where metrics are sent beside being shown.
+    pub otlp: OtlpConfig,
 }
 
 /// Why a stage ended or could not start.
@@ -125,8 +130,10 @@ pub async fn run(config: StageConfig, shutdown: CancellationToken) -> Result<(),
     let link_port = links.local_addr().map_err(|e| listen_error(link_address, &e))?.port();
 
     let host = Arc::new(service::Host::new(&config, model, links));
+    let shown = Metrics::new(MetricsConfig { otlp: config.otlp.clone(), ..Default::default() })?;
+    metrics::register(&shown, &host);
     let metrics = match config.metrics {
-        Some(address) => Some(serve_metrics(address, &host, shutdown.clone()).await?),
+        Some(address) => Some(serve_metrics(address, shown.clone(), shutdown.clone()).await?),
         None => None,
     };
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -154,20 +161,24 @@ pub async fn run(config: StageConfig, shutdown: CancellationToken) -> Result<(),
     host.unwire();
     // Open streams of a coordinator that is still there end with the process; it is not waited for.
     let _ = tokio::time::timeout(Duration::from_millis(500), server).await;
+    // A collector that is out of reach must not keep the process either.
+    let _ = tokio::task::spawn_blocking(move || {
+        config.traces.shutdown();
+        shown.shutdown();
+    })
+    .await;
     ended
 }
 
 /// Answers `/metrics` at this address; returns the port.
 async fn serve_metrics(
     address: SocketAddr,
-    host: &Arc<service::Host>,
+    shown: Metrics,
     stop: CancellationToken,
 ) -> Result<u16, StageError> {
     let listener = tokio::net::TcpListener::bind(address).await;
     let listener = listener.map_err(|e| listen_error(address, &e))?;
     let port = listener.local_addr().map_err(|e| listen_error(address, &e))?.port();
-    let shown = Metrics::new(MetricsConfig::default())?;
-    metrics::register(&shown, host);
     tokio::spawn(async move {
         if let Err(error) = baton_telemetry::metrics::serve(listener, shown, stop).await {
             tracing::error!("metrics are no longer answered: {error}");

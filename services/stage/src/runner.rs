@@ -9,6 +9,7 @@ use baton_kernels::sampling::{Adjustments, Penalties, SampleRequest, ScoreReques
 use baton_model::{StepInput, StepOutput, StepRequest};
 use baton_plan::StageContract;
 use baton_proto::v1;
+use baton_telemetry::traces;
 use baton_transport::ExpectedStep;
 use baton_transport::link::{HandOffReceiver, HandOffSender, LinkStats};
 use tokio::sync::mpsc;
@@ -17,6 +18,7 @@ use crate::block_tables::BlockTables;
 use crate::engine::Engine;
 use crate::times::{Arrived, Laps};
 use crate::totals::{Totals, add};
+use crate::trace::StepTraces;
 
 /// A step that this stage could not run.
 struct Failure {
@@ -34,6 +36,7 @@ pub(crate) struct Runner {
     pub(crate) sender: Option<Box<dyn HandOffSender>>,
     pub(crate) step_timeout: Duration,
     pub(crate) totals: Arc<Totals>,
+    traces: StepTraces,
     /// What of the link's and the engine's own counts is in the totals.
     received: LinkStats,
     nan_scores: u64,
@@ -52,6 +55,7 @@ impl Runner {
         sender: Option<Box<dyn HandOffSender>>,
         step_timeout: Duration,
         totals: Arc<Totals>,
+        traces: StepTraces,
     ) -> Self {
         let tables = BlockTables::new(kv_blocks, contract.block_size);
         let nan_scores = engine.nan_scores();
@@ -64,6 +68,7 @@ impl Runner {
             sender,
             step_timeout,
             totals,
+            traces,
             received: LinkStats::default(),
             nan_scores,
             failed: None,
@@ -76,7 +81,7 @@ impl Runner {
         mut steps: mpsc::Receiver<Arrived>,
         results: &mpsc::Sender<v1::StepResult>,
     ) -> Box<dyn Engine> {
-        while let Some(Arrived { step, at, unix_micros }) = steps.blocking_recv() {
+        while let Some(Arrived { mut step, at, unix_micros }) = steps.blocking_recv() {
             let mut result =
                 v1::StepResult { epoch: step.epoch, step_id: step.step_id, ..Default::default() };
             let mut laps = Laps::since(at);
@@ -88,7 +93,13 @@ impl Runner {
             self.totals.begins();
             let mut kind = None;
             if let Err(failure) = self.step(&step, &mut result, &mut times, &mut laps) {
-                tracing::error!(step = step.step_id, kind = failure.kind, "{}", failure.message);
+                tracing::error!(
+                    step = step.step_id,
+                    kind = failure.kind,
+                    trace_ids = trace_ids(&step),
+                    "{}",
+                    failure.message
+                );
                 kind = Some(failure.kind);
                 self.failed.get_or_insert_with(|| failure.message.clone());
                 result.failure = Some(v1::StepFailure {
@@ -102,6 +113,7 @@ impl Runner {
             let nan_scores = self.engine.nan_scores();
             add(&self.totals.nan_scores, nan_scores - self.nan_scores);
             self.nan_scores = nan_scores;
+            self.traces.ran(&mut step, &result, kind);
             if results.blocking_send(result).is_err() {
                 break;
             }
@@ -206,6 +218,12 @@ impl Runner {
             _ => Err(bad("the slice's output does not fit its place in the pipeline".into())),
         }
     }
+}
+
+/// Traces of the requests with rows in a step, for log lines.
+fn trace_ids(step: &v1::Step) -> String {
+    let ids = step.segments.iter().map(|segment| traces::trace_id(&segment.traceparent));
+    ids.filter(|id| !id.is_empty()).collect::<Vec<_>>().join(",")
 }
 
 fn adjustments(sampling: &v1::Sampling) -> Adjustments {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use baton_model::Checkpoint;
 use baton_plan::{ModelConfig, StageContract};
 use baton_proto::v1;
+use baton_telemetry::Traces;
 use baton_transport::FrameLimits;
 use baton_transport::link::tcp::{self, Hello};
 use baton_transport::link::{HandOffReceiver, HandOffSender};
@@ -24,6 +25,7 @@ use crate::load::{self, Load};
 use crate::runner::Runner;
 use crate::times::Arrived;
 use crate::totals::{Counts, Totals};
+use crate::trace::StepTraces;
 use crate::{BackendKind, StageConfig, StageError};
 
 /// How long after its time a step is called stuck: its own deadline speaks first.
@@ -53,6 +55,7 @@ pub(crate) struct Host {
     memory_bytes: Option<u64>,
     links: Arc<TcpListener>,
     pub(crate) totals: Arc<Totals>,
+    traces: Traces,
     state: Mutex<State>,
 }
 
@@ -126,6 +129,7 @@ impl Host {
             memory_bytes: config.memory_bytes,
             links: Arc::new(links),
             totals: Arc::new(Totals::new()),
+            traces: config.traces.clone(),
             state: Mutex::new(State {
                 phase: v1::StageState::Joined,
                 index: config.preferred_index.map(|index| index as usize),
@@ -303,6 +307,7 @@ impl Host {
         let wired = state.wired.take().ok_or("run before it was wired")?;
         let engine = state.engine.take().ok_or("another stream of steps is still running")?;
         let contract = state.contract.clone().ok_or("run before it was loaded")?;
+        let traces = StepTraces::start(&self.traces, contract.stage, contract.layers.clone());
         Ok(Runner::new(
             state.epoch,
             contract,
@@ -312,6 +317,7 @@ impl Host {
             wired.sender,
             wired.step_timeout,
             Arc::clone(&self.totals),
+            traces,
         ))
     }
 

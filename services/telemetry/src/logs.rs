@@ -37,6 +37,9 @@ pub enum TelemetryError {
     /// Metrics cannot be counted or exported.
     #[error("metrics: {0}")]
     Metrics(String),
+    /// Traces or metrics cannot be exported as asked.
+    #[error("OTLP: {0}")]
+    Otlp(String),
 }
 
 /// Shape of a log line.
@@ -67,6 +70,13 @@ impl LogConfig {
             .find_map(|name| std::env::var(name).ok().map(|value| (name, value)))
             .unwrap_or((LOG_VARIABLE, default_filter.to_owned()));
         Self::parse(variable, &value, std::env::var(FORMAT_VARIABLE).ok().as_deref())
+    }
+
+    /// With this format, whatever the environment says; the environment's when absent.
+    #[must_use]
+    pub fn with_format(mut self, format: Option<LogFormat>) -> Self {
+        self.format = format.unwrap_or(self.format);
+        self
     }
 
     fn parse(

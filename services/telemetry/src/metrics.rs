@@ -1,4 +1,4 @@
-//! Metrics of a process: counted once, shown to Prometheus as text.
+//! Metrics of a process: counted once, shown to Prometheus as text and, if wanted, sent over OTLP.
 //!
 //! [`catalog`] lists every metric with its meaning; `deploy/metrics.md` shows the same list. Values that change with every
 //! step are plain atomics beside the code that changes them, and are read when somebody asks.
@@ -8,14 +8,18 @@ mod server;
 mod vllm;
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use opentelemetry::InstrumentationScope;
 use opentelemetry::metrics::{AsyncInstrument, Counter, Histogram, Meter, MeterProvider as _};
-use opentelemetry_sdk::metrics::SdkMeterProvider;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::metrics::data::ResourceMetrics;
+use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
+use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider, Temporality};
 use prometheus::{Encoder as _, TextEncoder};
 
 use crate::TelemetryError;
+use crate::otlp::{OtlpConfig, Outage, Signal};
 use catalog::Metric;
 
 pub use opentelemetry::KeyValue;
@@ -29,7 +33,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 #[derive(Clone, Debug)]
 pub struct Metrics {
     /// Kept alive by this: without it the meter counts nothing.
-    _provider: SdkMeterProvider,
+    provider: SdkMeterProvider,
     meter: Meter,
     registry: prometheus::Registry,
     /// Name of the served model, when vLLM's names are shown too.
@@ -41,6 +45,33 @@ pub struct Metrics {
 pub struct MetricsConfig {
     /// Show what vLLM's dashboards and autoscalers read under its names too, with this `model_name`.
     pub vllm_model_name: Option<String>,
+    /// Where they are sent, beside being shown; nowhere when it names no collector.
+    pub otlp: OtlpConfig,
+}
+
+/// An exporter that reports an outage once.
+#[derive(Debug)]
+struct Watched {
+    exporter: opentelemetry_otlp::MetricExporter,
+    outage: Outage,
+}
+
+impl PushMetricExporter for Watched {
+    async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
+        self.outage.note(self.exporter.export(metrics).await)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn temporality(&self) -> Temporality {
+        self.exporter.temporality()
+    }
 }
 
 impl Metrics {
@@ -56,14 +87,20 @@ impl Metrics {
             .without_target_info()
             .build()
             .map_err(|e| TelemetryError::Metrics(e.to_string()))?;
-        let provider = SdkMeterProvider::builder().with_reader(exporter).build();
+        let mut builder = SdkMeterProvider::builder().with_reader(exporter);
+        if config.otlp.exports(Signal::Metrics)? {
+            let exporter = Watched {
+                exporter: config.otlp.metric_exporter()?,
+                outage: Outage::new("metrics"),
+            };
+            builder = builder
+                .with_resource(config.otlp.resource())
+                .with_reader(PeriodicReader::builder(exporter).build());
+        }
+        let provider = builder.build();
         let meter = provider.meter_with_scope(InstrumentationScope::builder("baton").build());
-        let metrics = Self {
-            _provider: provider,
-            meter,
-            registry,
-            vllm: config.vllm_model_name.map(Arc::from),
-        };
+        let metrics =
+            Self { provider, meter, registry, vllm: config.vllm_model_name.map(Arc::from) };
         let version = [KeyValue::new("version", env!("CARGO_PKG_VERSION"))];
         metrics.observe_u64(&catalog::BUILD_INFO, move |to| to.observe(1, &version));
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -146,6 +183,12 @@ impl Metrics {
         }
     }
 
+    /// Sends the last values, for two seconds at most. Blocks.
+    pub fn shutdown(&self) {
+        // What the collector does not take by then is lost.
+        let _ = self.provider.shutdown_with_timeout(Duration::from_secs(2));
+    }
+
     /// All values now, in Prometheus' text format.
     #[must_use]
     pub fn render(&self) -> String {
@@ -196,7 +239,9 @@ mod tests {
     #[test]
     fn vllm_names_have_the_same_values_and_only_when_asked_for() {
         let plain = Metrics::new(MetricsConfig::default()).unwrap();
-        let both = Metrics::new(MetricsConfig { vllm_model_name: Some("m".into()) }).unwrap();
+        let both =
+            Metrics::new(MetricsConfig { vllm_model_name: Some("m".into()), ..Default::default() })
+                .unwrap();
         for metrics in [&plain, &both] {
             metrics.histogram(&catalog::TIME_TO_FIRST_TOKEN).record(0.2, &[]);
             let requests = metrics.counter(&catalog::REQUESTS);

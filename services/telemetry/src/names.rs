@@ -1,5 +1,5 @@
-//! Names of spans and of their attributes. GenAI and HTTP attributes come from `opentelemetry-semantic-conventions`; what
-//! no convention names begins with `baton.`.
+//! Names of spans and of their attributes. What OpenTelemetry's conventions for HTTP and GenAI name has their names (the
+//! crate of the conventions has given up its GenAI part); the rest begins with `baton.`.
 
 /// Spans of one request, below the gateway's root span.
 pub mod span {
@@ -51,4 +51,25 @@ pub mod attribute {
     pub const CARRY_ROWS: &str = "baton.handoff.carry_rows";
     /// Kind of a failure, for example "stale-carry".
     pub const FAILURE: &str = "baton.failure.kind";
+}
+
+/// Attributes of OpenTelemetry's semantic conventions.
+#[allow(missing_docs)] // The conventions say what they mean.
+pub mod semantic {
+    pub const HTTP_REQUEST_METHOD: &str = "http.request.method";
+    pub const HTTP_ROUTE: &str = "http.route";
+    pub const HTTP_RESPONSE_STATUS_CODE: &str = "http.response.status_code";
+    pub const ERROR_TYPE: &str = "error.type";
+    pub const GEN_AI_OPERATION_NAME: &str = "gen_ai.operation.name";
+    pub const GEN_AI_PROVIDER_NAME: &str = "gen_ai.provider.name";
+    pub const GEN_AI_REQUEST_MODEL: &str = "gen_ai.request.model";
+    pub const GEN_AI_RESPONSE_MODEL: &str = "gen_ai.response.model";
+    pub const GEN_AI_REQUEST_TEMPERATURE: &str = "gen_ai.request.temperature";
+    pub const GEN_AI_REQUEST_TOP_P: &str = "gen_ai.request.top_p";
+    pub const GEN_AI_REQUEST_CHOICE_COUNT: &str = "gen_ai.request.choice.count";
+    pub const GEN_AI_REQUEST_MAX_TOKENS: &str = "gen_ai.request.max_tokens";
+    pub const GEN_AI_REQUEST_SEED: &str = "gen_ai.request.seed";
+    pub const GEN_AI_USAGE_INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
+    pub const GEN_AI_USAGE_OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
+    pub const GEN_AI_RESPONSE_FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
 }

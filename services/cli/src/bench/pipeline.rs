@@ -5,7 +5,7 @@
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, bail, ensure};
 use baton_coordinator::{
@@ -15,13 +15,14 @@ use baton_plan::{
     BalanceOptions, Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig, Partition,
     published,
 };
-use baton_telemetry::{Metrics, MetricsConfig};
+use baton_telemetry::traces::{self, Span, SpanExt as _, SpanKind};
+use baton_telemetry::{Metrics, MetricsConfig, Traces};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::args::BenchPipelineArgs;
+use crate::args::{BenchPipelineArgs, TelemetryArgs};
 use crate::children::Children;
 use crate::{progress, serve, shutdown};
 
@@ -32,7 +33,7 @@ const PROMPT: usize = 16;
 /// How long the pipeline may take to start, and to bring every sequence to its second token.
 const START: Duration = Duration::from_secs(60);
 
-pub(crate) async fn run(args: BenchPipelineArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(args: BenchPipelineArgs, telemetry: TelemetryArgs) -> anyhow::Result<()> {
     ensure!(args.stages > 0, "--stages 0: expected at least 1");
     ensure!(args.stage_ms > 0.0, "--stage-ms {}: expected more than 0", args.stage_ms);
     ensure!(args.sequences > 0, "--sequences 0: expected at least 1");
@@ -47,7 +48,9 @@ pub(crate) async fn run(args: BenchPipelineArgs) -> anyhow::Result<()> {
     // A sequence gets one token per round of its micro-batch, and must not end before the measurement does.
     let round = delay.as_secs_f64() * args.stages.max(micro_batches) as f64;
     let tokens = ((args.seconds + START.as_secs_f64()) / round).ceil() as usize + 1;
-    let config = config(&args, micro_batches, tokens, listener)?;
+    let traces = telemetry.traces("baton-bench")?;
+    let mut config = config(&args, micro_batches, tokens, listener)?;
+    config.traces = traces.clone();
 
     let (startup, events) = mpsc::unbounded_channel();
     let (joining, _joined) = watch::channel(Default::default());
@@ -67,12 +70,13 @@ pub(crate) async fn run(args: BenchPipelineArgs) -> anyhow::Result<()> {
                 std::iter::once("stage".into())
                     .chain(options)
                     .chain(["--exit-with-coordinator".into()])
+                    .chain(telemetry.forward())
                     .collect()
             })
             .collect(),
     )?;
     let measured = tokio::select! {
-        measured = measure(&handle, &args, tokens, &shutdown) => measured,
+        measured = measure(&handle, (&args, &traces), tokens, &shutdown) => measured,
         ended = children.next_ended() => Err(anyhow::anyhow!("{ended}")),
     };
     shutdown.cancel();
@@ -119,6 +123,7 @@ fn config(
         max_kv_blocks: u32::try_from(blocks).context("--sequences: too many")?,
         prefix_cache: false,
         metrics: Metrics::new(MetricsConfig::default())?,
+        traces: Traces::off(),
     })
 }
 
@@ -130,7 +135,7 @@ struct Measured {
 
 async fn measure(
     handle: &CoordinatorHandle,
-    args: &BenchPipelineArgs,
+    (args, traces): (&BenchPipelineArgs, &Traces),
     tokens: usize,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<Measured> {
@@ -142,9 +147,11 @@ async fn measure(
     }
     let (arrived, mut arrivals) = mpsc::unbounded_channel::<anyhow::Result<usize>>();
     for sequence in 0..args.sequences {
-        let mut events = handle.submit(request(tokens))?;
+        let root = traces.start("bench", SpanKind::Internal, None, SystemTime::now());
+        let mut events = handle.submit(request(tokens, root.as_ref()))?;
         let arrived = arrived.clone();
         tokio::spawn(async move {
+            let _root = root;
             while let Some(event) = events.recv().await {
                 let event = match event {
                     Event::Token { .. } => Ok(sequence),
@@ -198,11 +205,12 @@ async fn measure(
     Ok(Measured { tokens: count, seconds: begun.elapsed().as_secs_f64() })
 }
 
-fn request(tokens: usize) -> GenerateRequest {
+fn request(tokens: usize, root: Option<&Span>) -> GenerateRequest {
     GenerateRequest {
         prompt: vec![1; PROMPT],
         max_tokens: tokens,
         ignore_eos: true,
+        traceparent: root.map(|root| traces::format(root.span_context())).unwrap_or_default(),
         ..Default::default()
     }
 }

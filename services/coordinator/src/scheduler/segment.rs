@@ -4,6 +4,7 @@ use baton_proto::v1;
 
 use super::Scheduler;
 use crate::sampling;
+use crate::trace::Queued;
 
 impl Scheduler {
     /// Rows of a running sequence for the next step, at most `limit`.
@@ -29,6 +30,10 @@ impl Scheduler {
         let eos = &self.limits.eos_token_ids;
         let sequence = &mut self.running[at];
         let start = sequence.kv.computed;
+        if let Some(since) = sequence.queued.take() {
+            let traceparent = sequence.request.traceparent.clone();
+            self.left_queue.push(Queued { traceparent, since, cached_tokens: start });
+        }
         let known = sequence.kv.known;
         sequence.kv.known = sequence.kv.blocks.len();
         sequence.kv.computed = until;

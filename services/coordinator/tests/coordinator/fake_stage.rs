@@ -175,6 +175,7 @@ impl Fixture {
             config_digest: "digest".into(),
         };
         let config = CoordinatorConfig {
+            traces: baton_telemetry::Traces::off(),
             listener,
             contract: Contract {
                 stages: (0..stages).map(contract).collect(),

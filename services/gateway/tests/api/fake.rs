@@ -58,6 +58,7 @@ pub(crate) fn config() -> GatewayConfig {
         eos_token_ids: vec![EOS],
         defaults: GenerationDefaults::default(),
         limits: Limits { body_bytes: 1 << 20, ..Limits::default() },
+        traces: baton_telemetry::Traces::off(),
     }
 }
 

@@ -37,7 +37,8 @@ fn run(engine: impl Engine + 'static, count: u64) -> Vec<v1::StepResult> {
         config_digest: String::new(),
     };
     let (timeout, totals) = (Duration::from_secs(1), Arc::new(Totals::new()));
-    let runner = Runner::new(1, contract, Box::new(engine), 4, None, None, timeout, totals);
+    let traces = StepTraces::default();
+    let runner = Runner::new(1, contract, Box::new(engine), 4, None, None, timeout, totals, traces);
     let (queue, steps) = mpsc::channel(8);
     for step_id in 1..=count {
         let step = v1::Step { epoch: 1, step_id, padding_rows: 1, ..Default::default() };

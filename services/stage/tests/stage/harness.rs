@@ -109,6 +109,8 @@ impl Stage {
             preferred_index: Some(index as u32),
             exit_with_coordinator: false,
             latent_norm_eps: None,
+            traces: baton_telemetry::Traces::off(),
+            otlp: baton_telemetry::OtlpConfig::default(),
         };
         let stop = CancellationToken::new();
         let running = tokio::spawn(baton_stage::run(config, stop.clone()));
