@@ -161,10 +161,62 @@ async fn a_collector_out_of_reach_is_reported_once_and_serving_goes_on() -> anyh
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let log = server.program.stderr();
-    // Stages have lines of their own, behind their number.
-    let own = log.lines().filter(|line| line.starts_with('{'));
-    let warnings = own.filter(|line| line.contains("traces cannot be exported"));
-    assert_eq!(warnings.count(), 1, "{log}");
+    // Stages have lines of their own, with their number first.
+    for own in ["{\"timestamp", "{\"stage\":0", "{\"stage\":1", "{\"stage\":2"] {
+        let warnings = log.lines().filter(|line| line.starts_with(own) && line.contains("WARN"));
+        let mut warnings: Vec<&str> = warnings.collect();
+        // One for each of the two signals.
+        warnings.retain(|line| !line.contains("metrics cannot be exported"));
+        ensure!(warnings.len() == 1, "{own}: {warnings:#?}");
+        ensure!(warnings[0].contains("traces cannot be exported"), "{warnings:#?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn log_lines_of_a_request_name_its_trace_on_coordinator_and_stages() -> anyhow::Result<()> {
+    let (collector, url) = Collector::grpc().await?;
+    let options = ["--otlp-endpoint", &url, "--log-format", "json", "--step-timeout", "1"];
+    let server = server(&options).await?;
+    let body = server.client.body(&[7; 40], &json!({"max_tokens": 450}));
+    let request = Client::builder().no_proxy().build()?;
+    let request = request.post(format!("{}/v1/completions", server.url)).json(&body);
+    let request = request.header("traceparent", TRACEPARENT).header("x-request-id", "mine");
+    let answer = tokio::spawn(request.send());
+    collector.wait(|spans| named(spans, "stage").len() >= 3).await?;
+    // Stage 2 waits for a hand-off in vain, and says so.
+    server.stage(1)?.signal(rustix::process::Signal::STOP);
+    let answer = answer.await??;
+    assert_eq!(
+        (answer.status().as_u16(), &answer.headers()["x-request-id"]),
+        (503, &"mine".parse()?)
+    );
+    let start = Instant::now();
+    let lines = loop {
+        let log = server.program.stderr();
+        let lines = log.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>();
+        let lines = lines.with_context(|| log.clone())?;
+        let said = |text: &str| lines.iter().find(|line| line["message"].as_str() == Some(text));
+        let stage = |line: &&Value| line["stage"].is_number() && line["level"] == "ERROR";
+        if let (Some(gateway), Some(stage)) = (said("request failed"), lines.iter().find(stage)) {
+            assert_eq!(stage["stage"], 2, "{stage}");
+            assert_eq!(gateway["span"]["request_id"], "mine", "{gateway}");
+            assert_eq!(gateway["span"]["trace_id"], TRACEPARENT[3..35], "{gateway}");
+            assert_eq!(stage["trace_ids"], TRACEPARENT[3..35], "{stage}");
+            break lines;
+        }
+        ensure!(start.elapsed() < Duration::from_secs(20), "{log}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    let find = |text: &str| {
+        let line = lines.iter().find(|l| l["message"].as_str().is_some_and(|m| m.contains(text)));
+        line.with_context(|| format!("no line says {text:?}"))
+    };
+    assert_eq!(find("the pipeline failed")?["trace_ids"], TRACEPARENT[3..35]);
+    // What the start says: the plan, and every cut's link.
+    find("plan: stage 1: layers 4-5")?;
+    assert_eq!(find("stage 0 -> stage 1 over tcp")?["link"], "tcp");
+    find("stage 1 -> stage 2 over tcp")?;
     Ok(())
 }
 

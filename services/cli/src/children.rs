@@ -78,7 +78,11 @@ async fn wait(stage: usize, mut child: Child, stderr: ChildStderr) -> Ended {
         let mut last = String::new();
         let mut lines = BufReader::new(stderr).lines();
         while let Ok(Some(line)) = lines.next_line().await {
-            eprintln!("stage {stage} | {line}");
+            // An object stays one.
+            match line.strip_prefix('{') {
+                Some(rest) => eprintln!("{{\"stage\":{stage},{rest}"),
+                None => eprintln!("stage {stage} | {line}"),
+            }
             last = line;
         }
         last

@@ -50,7 +50,11 @@ pub(crate) async fn show(
                 );
             }
             StartupEvent::Wired { stage, link } if !link.is_empty() => {
-                tracing::info!("stage {stage} -> stage {} over {link}", stage + 1);
+                tracing::info!(
+                    link,
+                    "stage {stage} -> stage {} over {link}, as --link says",
+                    stage + 1
+                );
             }
             StartupEvent::Wired { .. } => {}
             StartupEvent::Ready { kv_blocks } => {

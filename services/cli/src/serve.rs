@@ -57,11 +57,30 @@ impl Plan {
             block_size: args.block_size,
         };
         let contract = Contract::new(&config, &partition, &options)?;
+        print(&contract);
         Ok(Self { config, contract, checkpoint_digest: checkpoint.digest().to_owned() })
     }
 
     pub(crate) fn stages(&self) -> usize {
         self.contract.stages.len()
+    }
+}
+
+/// One log line per stage: what it holds, and what crosses the cut behind it.
+fn print(contract: &Contract) {
+    for stage in &contract.stages {
+        let (first, last) = (stage.layers.start, stage.layers.end.saturating_sub(1));
+        let full = contract.full_layers.iter().filter(|layer| stage.layers.contains(layer)).count();
+        let carry = match stage.sends_from_layer {
+            Some(layer) => format!(", carries the rows of layer {layer}"),
+            None if stage.is_last() => String::new(),
+            None => ", carries nothing".to_owned(),
+        };
+        let bytes = stage.handoff_bytes_per_row();
+        tracing::info!(
+            "plan: stage {}: layers {first}-{last}, {full} of them full, sends {bytes} bytes a row{carry}",
+            stage.stage
+        );
     }
 }
 

@@ -8,6 +8,10 @@ use clap::ValueEnum as _;
 
 use crate::args::{LogFormatArg, OtlpProtocol, TelemetryArgs};
 
+/// What is logged when nothing else is said. The exporters would report every failed export: `Outage` in
+/// baton-telemetry says it once.
+const FILTER: &str = "info,opentelemetry=off,opentelemetry_sdk=off,opentelemetry-otlp=off";
+
 impl TelemetryArgs {
     /// Sets log lines up for this process.
     pub(crate) fn install_logs(&self) -> anyhow::Result<()> {
@@ -15,7 +19,7 @@ impl TelemetryArgs {
             LogFormatArg::Text => LogFormat::Text,
             LogFormatArg::Json => LogFormat::Json,
         });
-        Ok(LogConfig::from_env("info")?.with_format(format).install()?)
+        Ok(LogConfig::from_env(FILTER)?.with_format(format).install()?)
     }
 
     /// Where traces and metrics go.

@@ -133,7 +133,8 @@ pub(crate) async fn drive(
         }
     };
     let reason = failure.to_string();
-    tracing::error!("the pipeline failed: {reason}");
+    let trace_ids = pipeline.scheduler.trace_ids();
+    tracing::error!(trace_ids, "the pipeline failed: {reason}");
     ready.send_replace(Readiness::NotReady(reason.clone()));
     pipeline.traces.failed(&reason);
     pipeline.scheduler.fail_all(&reason);

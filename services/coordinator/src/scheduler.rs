@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Instant, SystemTime};
 
 use baton_proto::v1;
+use baton_telemetry::traces;
 
 use crate::block_manager::BlockManager;
 use crate::prefix::{self, BlockHash, BlockHashes};
@@ -108,6 +109,13 @@ impl Scheduler {
     /// Traced sequences that got their first rows since the last call.
     pub(crate) fn left_queue(&mut self) -> impl Iterator<Item = Queued> + '_ {
         self.left_queue.drain(..)
+    }
+
+    /// Traces of the requests that run or wait, for log lines.
+    pub(crate) fn trace_ids(&self) -> String {
+        let live = self.running.iter().chain(&self.waiting);
+        let ids = live.map(|s| traces::trace_id(&s.request.traceparent));
+        ids.filter(|id| !id.is_empty()).collect::<Vec<_>>().join(",")
     }
 
     pub(crate) fn preemptions(&self) -> u64 {

@@ -54,10 +54,11 @@ impl StepTraces {
         let mut spans = Vec::new();
         for segment in &mut step.segments {
             let Some(parent) = sampled(&segment.traceparent) else { continue };
-            segment.traceparent.clear();
             let decode = segment.sampling.as_ref().map_or(0, |sampling| sampling.draw);
             let decodes = decode > 0 && segment.token_ids.len() == 1;
             if decodes && !self.traces.wants_decode(decode) {
+                // Stages still name the trace in their log lines.
+                segment.traceparent = traces::unsampled(&parent);
                 continue;
             }
             let name = if decodes { span::DECODE } else { span::PREFILL };

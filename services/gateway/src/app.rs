@@ -138,7 +138,8 @@ impl Gateway {
             .layer(CatchPanicLayer::custom(|_| {
                 ApiError::internal("the server failed on this request").into_response()
             }))
-            .layer(TraceLayer::new_for_http())
+            // What fails says so itself, in a line that names the request.
+            .layer(TraceLayer::new_for_http().on_failure(()))
             .with_state(app))
     }
 }

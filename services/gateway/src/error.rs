@@ -119,7 +119,7 @@ impl From<SubmitError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         if self.status.is_server_error() {
-            tracing::warn!(status = self.status.as_u16(), message = %self.message, "request failed");
+            tracing::warn!(status = self.status.as_u16(), reason = %self.message, "request failed");
         }
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(seconds) = self.retry_after {

@@ -127,7 +127,10 @@ impl RequestTrace {
 
     /// One choice is over.
     pub(crate) fn choice_ended(&self, outcome: &'static str, tokens: u64) {
-        self.0.line.in_scope(|| tracing::debug!(outcome, tokens, "a choice ended"));
+        self.0.line.in_scope(|| match outcome {
+            "failed" => tracing::warn!(tokens, "a choice failed"),
+            _ => tracing::debug!(outcome, tokens, "a choice ended"),
+        });
         if let Some(mut root) = self.root() {
             root.outcomes.push(outcome);
             root.output_tokens += tokens;

@@ -55,12 +55,14 @@ impl StepTraces {
         kind: Option<&'static str>,
     ) {
         let Some(queue) = &self.0 else { return };
-        if step.segments.iter().all(|segment| segment.traceparent.is_empty()) {
+        // "00" in the flags: this request or this step is not sampled.
+        let traced = |s: &v1::Segment| !s.traceparent.is_empty() && !s.traceparent.ends_with("-00");
+        if !step.segments.iter().any(traced) {
             return;
         }
         let count = |rows: usize| u32::try_from(rows).unwrap_or(u32::MAX);
         let rows = step.segments.iter().map(|segment| count(segment.token_ids.len())).sum::<u32>();
-        let requests = step.segments.iter_mut().filter(|s| !s.traceparent.is_empty());
+        let requests = step.segments.iter_mut().filter(|s| traced(s));
         let requests =
             requests.map(|s| (std::mem::take(&mut s.traceparent), count(s.token_ids.len())));
         // When the queue is full the step has no spans: the compute thread never waits for them.

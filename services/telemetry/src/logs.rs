@@ -1,7 +1,8 @@
 //! Log lines.
 //!
 //! Logs go to standard error, so that standard output stays free for what a command prints. `BATON_LOG` (or `RUST_LOG`)
-//! filters them in `tracing`'s directive syntax; `BATON_LOG_FORMAT=json` makes one JSON object per line.
+//! filters them in `tracing`'s directive syntax; `BATON_LOG_FORMAT=json` makes one JSON object per line. A line that belongs
+//! to a request has its `request_id` and `trace_id`.
 
 use std::io::IsTerminal as _;
 
@@ -109,7 +110,8 @@ impl LogConfig {
             .with_target(false);
         match self.format {
             LogFormat::Text => builder.with_timer(Uptime::default()).try_init(),
-            LogFormat::Json => builder.json().try_init(),
+            // What belongs to a request names it in "span"; an event's own fields stand beside its message.
+            LogFormat::Json => builder.json().flatten_event(true).with_span_list(false).try_init(),
         }
         .map_err(|_| TelemetryError::AlreadySet)
     }

@@ -162,6 +162,12 @@ pub fn format(context: &SpanContext) -> String {
     format!("00-{}-{}-{flags:02x}", context.trace_id(), context.span_id())
 }
 
+/// The same, telling whoever gets it to make no spans.
+#[must_use]
+pub fn unsampled(context: &SpanContext) -> String {
+    format!("00-{}-{}-00", context.trace_id(), context.span_id())
+}
+
 /// The trace id in a `traceparent`; empty without one.
 #[must_use]
 pub fn trace_id(traceparent: &str) -> &str {
