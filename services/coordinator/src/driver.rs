@@ -23,6 +23,7 @@ use crate::report;
 use crate::request::{Event, Readiness, Submission};
 use crate::scheduler::{Limits, Scheduler};
 use crate::state::StateWriter;
+use crate::timeline::Timeline;
 use crate::trace::StepTraces;
 use crate::wiring::Wired;
 
@@ -40,6 +41,7 @@ pub(crate) struct Settings {
     pub(crate) micro_batches: usize,
     pub(crate) step_timeout: Duration,
     pub(crate) numbers: Arc<Numbers>,
+    pub(crate) timeline: Timeline,
     pub(crate) traces: Traces,
 }
 
@@ -264,6 +266,7 @@ impl Pipeline {
         let now = Instant::now();
         self.meter.sent(now);
         self.sent.insert(step.step_id, now);
+        self.settings.timeline.sent(&step);
         for stage in &self.steps {
             // A stage whose stream has ended is reported by its results.
             let _ = stage.send(step.clone()).await;
@@ -277,6 +280,7 @@ impl Pipeline {
     ) -> Result<(), Failure> {
         let failed = |reason| Failure { stage, reason };
         let result = result.map_err(|reason| failed(format!("was lost: {reason}")))?;
+        self.settings.timeline.answered(stage, &result);
         if let Some(failure) = &result.failure {
             return Err(failed(format!("failed ({}): {}", failure.kind, failure.message)));
         }

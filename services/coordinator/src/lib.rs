@@ -16,6 +16,7 @@ mod scheduler;
 mod sequence;
 mod startup;
 pub mod state;
+mod timeline;
 mod trace;
 mod wiring;
 
@@ -39,6 +40,7 @@ pub use request::{
     CoordinatorHandle, Event, FinishReason, GenerateRequest, Readiness, SamplingParams,
     SubmitError, TokenLogprob,
 };
+pub use timeline::Timeline;
 
 /// How a pipeline is to be made and run.
 #[derive(Debug)]
@@ -183,8 +185,10 @@ impl Coordinator {
         let (ready, readiness) = watch::channel(Readiness::NotReady(String::new()));
         let startup = Startup::new(config.contract.stages.len(), startup, ready.clone());
         let (state, pipeline) = state::channel();
-        let handle = CoordinatorHandle::new(submit, readiness, pipeline);
-        let task = tokio::spawn(run(config, shutdown, startup, submissions, ready, state));
+        let timeline = Timeline::new(config.contract.stages.len());
+        let handle = CoordinatorHandle::new(submit, readiness, pipeline, timeline.clone());
+        let run = run(config, shutdown, startup, submissions, ready, (state, timeline));
+        let task = tokio::spawn(run);
         (handle, task)
     }
 }
@@ -195,7 +199,7 @@ async fn run(
     startup: Startup,
     submissions: mpsc::Receiver<request::Submission>,
     ready: watch::Sender<Readiness>,
-    mut state: state::StateWriter,
+    (mut state, timeline): (state::StateWriter, Timeline),
 ) -> Result<(), CoordinatorError> {
     let registry = Arc::new(registry::Registry::new(
         config.contract.stages.len(),
@@ -237,6 +241,7 @@ async fn run(
         micro_batches: config.micro_batches,
         step_timeout: config.step_timeout,
         numbers,
+        timeline,
         traces: config.traces,
     };
     let times = wiring::Times {

@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::grammar::Grammar;
 use crate::state::StateReader;
+use crate::timeline::Timeline;
 
 /// One sequence to generate. The default is a greedy one without prompt and length.
 #[derive(Clone, Debug, Default)]
@@ -183,6 +184,7 @@ pub struct CoordinatorHandle {
     places: Arc<Semaphore>,
     readiness: watch::Receiver<Readiness>,
     pipeline: StateReader,
+    timeline: Timeline,
 }
 
 impl CoordinatorHandle {
@@ -193,9 +195,10 @@ impl CoordinatorHandle {
         submissions: mpsc::Sender<Submission>,
         readiness: watch::Receiver<Readiness>,
         pipeline: StateReader,
+        timeline: Timeline,
     ) -> Self {
         let places = Arc::new(Semaphore::new(submissions.max_capacity()));
-        Self { submissions, places, readiness, pipeline }
+        Self { submissions, places, readiness, pipeline, timeline }
     }
 
     /// Whether the pipeline makes progress.
@@ -207,6 +210,12 @@ impl CoordinatorHandle {
     /// The state of every stage, as `/pipeline` shows it.
     pub async fn pipeline(&self) -> serde_json::Value {
         self.pipeline.read().await
+    }
+
+    /// The last steps, and how every stage spent its time on them.
+    #[must_use]
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 
     /// Hands a request to the scheduler.

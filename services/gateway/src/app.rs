@@ -124,6 +124,7 @@ impl Gateway {
             .route("/health", get(health::health))
             .route("/ready", get(health::ready))
             .route("/pipeline", get(health::pipeline))
+            .route("/pipeline/steps", get(health::steps))
             .route("/metrics", get(health::metrics))
             .route("/metrics/targets", get(health::targets))
             .route("/v1/models", get(models::list))

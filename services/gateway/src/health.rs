@@ -1,14 +1,20 @@
 //! Whether this process and the pipeline behind it work.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use baton_coordinator::Readiness;
 use baton_telemetry::metrics::CONTENT_TYPE;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::AppState;
+use crate::error::ApiError;
+
+/// Steps that are shown when nothing is said.
+const STEPS: usize = 64;
 
 /// This process answers.
 pub(crate) async fn health() -> Json<Value> {
@@ -31,6 +37,26 @@ pub(crate) async fn ready(State(app): State<AppState>) -> Response {
 /// The state of every stage, as the coordinator tells it.
 pub(crate) async fn pipeline(State(app): State<AppState>) -> Json<Value> {
     Json(app.handle.pipeline().await)
+}
+
+/// How many steps are wanted.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Last {
+    last: Option<usize>,
+}
+
+/// The last steps and how every stage spent its time on them; `?last=N` for more or fewer.
+pub(crate) async fn steps(
+    State(app): State<AppState>,
+    query: Result<Query<Last>, QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Query(Last { last }) = query.map_err(|rejection| {
+        ApiError::invalid(format!(
+            "\"last\": expected a number of steps: {}",
+            rejection.body_text()
+        ))
+    })?;
+    Ok(Json(app.handle.timeline().last(last.unwrap_or(STEPS))))
 }
 
 /// This process's metrics, in Prometheus' text format.
@@ -62,7 +88,7 @@ pub(crate) async fn page(State(app): State<AppState>) -> String {
          POST /tokenize              POST /detokenize\n\
          GET  /v1/models             GET  /pipeline\n\
          GET  /health                GET  /ready\n\
-         GET  /metrics\n",
+         GET  /metrics               GET  /pipeline/steps\n",
         app.config.model_name
     )
 }

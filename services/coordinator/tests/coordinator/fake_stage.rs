@@ -114,6 +114,7 @@ impl v1::stage_server::Stage for FakeStage {
 fn answer(step: &v1::Step, stage: u32, last: bool, behaviour: Behaviour) -> v1::StepResult {
     let mut result =
         v1::StepResult { epoch: step.epoch, step_id: step.step_id, ..Default::default() };
+    result.times = Some(v1::StepTimes { compute: 5000 + stage, ..Default::default() });
     if behaviour == Behaviour::FailsSteps {
         let (kind, message) = ("stale-carry".to_owned(), "rows of step 3".to_owned());
         result.failure = Some(v1::StepFailure { stage, kind, message });

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use baton_coordinator::{Event, FinishReason, GenerateRequest, SubmitError};
+use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::fake_stage::{Behaviour, Fixture, failure, last, request};
@@ -23,6 +24,28 @@ async fn a_request_ends_with_its_last_token_and_its_trace_reaches_every_stage() 
     // Five tokens: one step with the prompt and four of one row, on both stages.
     for _ in 0..10 {
         assert_eq!(found.recv().await.as_ref(), Some(&traceparent));
+    }
+}
+
+#[tokio::test]
+async fn the_last_steps_tell_what_every_stage_did_and_outlive_the_pipeline() {
+    let (fixture, members) = Fixture::wired(2, 0, Behaviour::Sound).await;
+    let done = last(fixture.submit(5), SOON).await;
+    assert_eq!(done, Some(Event::Finished(FinishReason::Length)));
+    members[1].vanish();
+    fixture.unready().await;
+    let shown = fixture.handle.timeline().last(64);
+    // One without rows may follow, in which the stages forget the sequence.
+    let steps = &shown["steps"].as_array().unwrap()[..5];
+    let rows: Vec<_> = steps.iter().map(|step| step["rows"].as_u64().unwrap()).collect();
+    assert_eq!(rows, [3, 1, 1, 1, 1]);
+    for (i, step) in steps.iter().enumerate() {
+        assert_eq!((&step["epoch"], &step["step"]), (&json!(1), &json!(i + 1)));
+        let took = step["answered"].as_u64().unwrap() - step["sent"].as_u64().unwrap();
+        assert!(took >= 5000, "a stage takes 5 ms: {step}");
+        for (stage, compute) in step["stages"].as_array().unwrap().iter().zip([5000, 5001]) {
+            assert_eq!(stage["compute"], compute, "{step}");
+        }
     }
 }
 

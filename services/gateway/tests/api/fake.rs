@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use baton_coordinator::request::Submission;
 use baton_coordinator::{
-    CoordinatorHandle, Event, FinishReason, GenerateRequest, Readiness, TokenLogprob,
+    CoordinatorHandle, Event, FinishReason, GenerateRequest, Readiness, Timeline, TokenLogprob,
 };
 use baton_gateway::{Gateway, GatewayConfig, GenerationDefaults, Limits, serve};
 use baton_telemetry::{Metrics, MetricsConfig};
@@ -45,6 +45,7 @@ pub(crate) struct Server {
     pub(crate) client: reqwest::Client,
     pub(crate) readiness: watch::Sender<Readiness>,
     pub(crate) requests: Arc<Mutex<Vec<GenerateRequest>>>,
+    pub(crate) timeline: Timeline,
     stop: Option<oneshot::Sender<()>>,
     pub(crate) serving: tokio::task::JoinHandle<std::io::Result<()>>,
 }
@@ -81,9 +82,9 @@ impl Server {
         let (mut pipeline, state) = baton_coordinator::state::channel();
         tokio::spawn(async move { pipeline.answer(pipeline_state).await });
         let metrics = Metrics::new(MetricsConfig::default()).unwrap();
-        let router =
-            Gateway::new(config, CoordinatorHandle::new(submissions, ready, state), &metrics)
-                .unwrap();
+        let timeline = Timeline::new(2);
+        let handle = CoordinatorHandle::new(submissions, ready, state, timeline.clone());
+        let router = Gateway::new(config, handle, &metrics).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel();
@@ -95,6 +96,7 @@ impl Server {
             client: reqwest::Client::new(),
             readiness,
             requests: Arc::default(),
+            timeline,
             stop: Some(stop),
             serving,
         };

@@ -1,4 +1,5 @@
 use baton_coordinator::Readiness;
+use baton_proto::v1;
 use serde_json::{Value, json};
 
 use crate::fake::{MAX_POSITIONS, Server, encode, pipeline_state};
@@ -24,6 +25,31 @@ async fn the_pipeline_s_state_passes_through() {
     let server = Server::saying("x").await;
     let body: Value = server.get("/pipeline").await.json().await.unwrap();
     assert_eq!(body, pipeline_state());
+}
+
+#[tokio::test]
+async fn the_last_steps_are_as_many_as_wanted() {
+    let server = Server::saying("x").await;
+    let steps: Value = server.get("/pipeline/steps").await.json().await.unwrap();
+    assert_eq!(steps["stage_clocks_behind"], json!([0, 0]));
+    assert_eq!(steps["steps"], json!([]));
+    for id in 1..=70 {
+        server.timeline.sent(&v1::Step { epoch: 1, step_id: id, ..Default::default() });
+    }
+    for (path, first, count) in [
+        ("/pipeline/steps", 7, 64),
+        ("/pipeline/steps?last=3", 68, 3),
+        ("/pipeline/steps?last=1000", 1, 70),
+    ] {
+        let steps: Value = server.get(path).await.json().await.unwrap();
+        let steps = steps["steps"].as_array().unwrap();
+        assert_eq!((steps.len(), &steps[0]["step"]), (count, &json!(first)), "{path}");
+    }
+    let refused = server.get("/pipeline/steps?last=few").await;
+    assert_eq!(refused.status(), 400);
+    let refused: Value = refused.json().await.unwrap();
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("\"last\": expected a number of steps: "), "{message}");
 }
 
 #[tokio::test]
