@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use baton_tests::Program;
+use baton_tests::{Program, Server};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -47,5 +47,41 @@ fn what_cannot_be_measured_is_refused() -> anyhow::Result<()> {
         let (succeeded, _, errors) = pipeline(&arguments)?;
         ensure!(!succeeded && errors.contains(name), "{arguments:?}: {errors}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_bears_a_load_in_both_loops() -> anyhow::Result<()> {
+    let server = Server::start("share-4-3", &["--split", "4,2,4"]).await?;
+    let directory = tempfile::tempdir()?;
+    let page = directory.path().join("load.html");
+    let page = page.to_str().context("a path in UTF-8")?;
+    let fixed = ["bench", "serve", "--url", &server.url, "--requests", "20", "--json"];
+    let lengths = ["--prompt-tokens", "10-40", "--output-tokens", "8", "--ignore-eos"];
+    for (options, load) in [
+        (vec!["--concurrency", "3"], "closed loop of 3"),
+        (vec!["--rate", "50", "--html", page], "open loop of 50 requests/s"),
+    ] {
+        let mut program = Program::start(fixed.iter().chain(&lengths).chain(&options))?;
+        let status = program.wait(LIMIT)?;
+        ensure!(status.success(), "{options:?}: {}", program.stderr());
+        let report: Value = serde_json::from_str(&program.stdout())?;
+        ensure!(report["completed"] == 20 && report["failed"] == 0, "{report}");
+        ensure!(report["completion_tokens"] == 160, "{report}");
+        let said = report["load"].as_str().unwrap_or_default();
+        ensure!(said.starts_with(load), "{said:?}, expected {load:?}");
+        if load.starts_with("closed") {
+            ensure!(report["most_under_way"].as_u64() <= Some(3), "{report}");
+        }
+        let prompts = report["prompt_tokens"].as_f64().context("prompt tokens")? / 20.0;
+        ensure!((10.0..45.0).contains(&prompts), "prompts have {prompts} tokens on average");
+        let percentile = |name: &str| report["time_to_first_token_ms"][name].as_f64();
+        ensure!(
+            percentile("p50") > Some(0.0) && percentile("p50") <= percentile("p99"),
+            "{report}"
+        );
+    }
+    let page = std::fs::read_to_string(page)?;
+    ensure!(page.matches("<svg").count() == 5, "the page lacks plots");
     Ok(())
 }

@@ -1,11 +1,15 @@
 //! The command line.
 
+mod bench_serve;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_plan::HiddenDtype;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use bench_serve::{ArrivalArg, BenchServeArgs};
 
 /// Serves GLM-5.x and other DeepSeek-Sparse-Attention models over a pipeline of stages.
 #[derive(Debug, Parser)]
@@ -40,6 +44,8 @@ pub(crate) enum Command {
 pub(crate) enum BenchCommand {
     /// What the control plane costs: real stages whose compute is a fixed delay
     Pipeline(BenchPipelineArgs),
+    /// How a server bears a load: time to first token, time between tokens, throughput; any OpenAI-compatible server
+    Serve(BenchServeArgs),
     /// What one stage's layers take on a GPU, beside the counted floor; weights are made up on the device
     Stage(BenchStageArgs),
 }

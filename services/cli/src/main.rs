@@ -44,6 +44,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Bench(BenchCommand::Pipeline(args)) => {
             block_on(bench::pipeline::run(args, telemetry))
         }
+        Command::Bench(BenchCommand::Serve(args)) => block_on(bench::serve::run(args)),
         Command::Bench(BenchCommand::Stage(args)) => bench::stage::run(&args),
         Command::Verify(args) => return block_on(verify::run(args)),
     }?;

@@ -2,9 +2,9 @@
 
 use minijinja::value::Serde;
 use minijinja::{Environment, context};
-use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use crate::plot::{Area, Drawn, svg};
 use crate::report::{Report, Verdict};
 
 const PAGE: &str = include_str!("report.html.jinja");
@@ -22,31 +22,19 @@ pub fn to_html(report: &Report) -> Result<String, String> {
     environment.add_template("report.html", PAGE).map_err(|e| e.to_string())?;
     let template = environment.get_template("report.html").map_err(|e| e.to_string())?;
     let due = report.carries.iter().any(|c| c.prefill.all + c.decode.all > 0);
-    let rows = if due { Some(plot(220, |area| rows(area, report))?) } else { None };
+    let rows = if due { Some(svg(220, |area| rows(area, report))?) } else { None };
     let copies =
-        if report.copies.is_empty() { None } else { Some(plot(260, |area| copies(area, report))?) };
+        if report.copies.is_empty() { None } else { Some(svg(260, |area| copies(area, report))?) };
     template
         .render(context! {
             report => Serde(report),
             same => report.verdict == Verdict::Same,
             table => report.to_string(),
-            loss_plot => plot(340, |area| loss(area, report))?,
+            loss_plot => svg(340, |area| loss(area, report))?,
             rows_plot => rows,
             copies_plot => copies,
         })
         .map_err(|e| e.to_string())
-}
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), Box<dyn std::error::Error>>;
-
-fn plot(height: u32, draw: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String, String> {
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, (860, height)).into_drawing_area();
-        draw(&area).and_then(|()| Ok(area.present()?)).map_err(|e| e.to_string())?;
-    }
-    Ok(svg)
 }
 
 /// Loss of both sides over the position in a segment.

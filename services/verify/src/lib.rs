@@ -8,9 +8,11 @@ mod error;
 mod html;
 pub mod local;
 mod pipeline;
+pub mod plot;
 pub mod remote;
 pub mod report;
-mod text;
+pub mod server;
+pub mod text;
 mod watch;
 
 pub use error::VerifyError;

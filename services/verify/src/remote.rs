@@ -1,19 +1,17 @@
 //! Any two OpenAI-compatible servers, through `/v1/completions`.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use reqwest::Client;
 use serde_json::{Value, json};
 
 use crate::Progress;
 use crate::error::VerifyError;
 use crate::local::LISTS;
 use crate::report::{Copies, Loss, Prefix, Report, Speed, Verdict};
+use crate::server::Server;
 use crate::text::{CopyTask, common_prefix, passage};
 
-/// How long a server may take for one answer.
-const PATIENCE: Duration = Duration::from_secs(600);
 /// Segments whose beginning is continued, and tokens to write.
 const CONTINUATIONS: usize = 4;
 const WRITTEN: usize = 64;
@@ -58,8 +56,8 @@ pub async fn verify(
     }
     let key = options.api_key.as_deref();
     let reference_model = options.reference_model.as_ref().or(options.model.as_ref());
-    let mut reference = Server::connect(&options.reference, reference_model, key).await?;
-    let mut candidate = Server::connect(&options.endpoint, options.model.as_ref(), key).await?;
+    let mut reference = Side::connect(&options.reference, reference_model, key).await?;
+    let mut candidate = Side::connect(&options.endpoint, options.model.as_ref(), key).await?;
     let loss = read(&mut reference, &mut candidate, &segments, options.tolerance, progress).await?;
     let mut copies = Vec::new();
     let task = CopyTask::load(None)?;
@@ -85,8 +83,8 @@ pub async fn verify(
         prefixes.push(Prefix { common: common_prefix(&theirs, &ours), of: theirs.chars().count() });
     }
     let report = Report {
-        reference: format!("{} ({})", reference.url, reference.model),
-        candidate: format!("{} ({})", candidate.url, candidate.model),
+        reference: reference.name(),
+        candidate: candidate.name(),
         reproduced: None,
         carries: Vec::new(),
         first_diverging_layer: None,
@@ -118,8 +116,8 @@ fn cut(text: &str, length: usize) -> Vec<String> {
 }
 
 async fn read(
-    reference: &mut Server,
-    candidate: &mut Server,
+    reference: &mut Side,
+    candidate: &mut Side,
     segments: &[String],
     tolerance: f64,
     progress: Progress<'_>,
@@ -162,11 +160,8 @@ async fn read(
 }
 
 /// One server and what it took.
-struct Server {
-    client: Client,
-    url: String,
-    model: String,
-    key: Option<String>,
+struct Side {
+    server: Server,
     read: (usize, f64),
     written: (usize, f64),
 }
@@ -177,85 +172,24 @@ struct Scores {
     logprobs: Vec<f64>,
 }
 
-impl Server {
+impl Side {
     async fn connect(
         base: &str,
         model: Option<&String>,
         key: Option<&str>,
     ) -> Result<Self, VerifyError> {
-        let url = base.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let failed = |reason: String| VerifyError::Server { url: url.clone(), reason };
-        let client = Client::builder()
-            .timeout(PATIENCE)
-            .connect_timeout(Duration::from_secs(10))
-            .build()
-            .map_err(|e| failed(e.to_string()))?;
-        let mut server = Self {
-            client,
-            url,
-            model: String::new(),
-            key: key.map(str::to_owned),
-            read: (0, 0.0),
-            written: (0, 0.0),
-        };
-        let models = server.ask("/v1/models", None).await?;
-        let served: Vec<&str> = models["data"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|model| model["id"].as_str())
-            .collect();
-        server.model = match (model, served.as_slice()) {
-            (Some(model), _) => model.clone(),
-            (None, [only]) => (*only).to_owned(),
-            (None, several) => {
-                let reason = format!("it serves {several:?}, expected one, or a name");
-                return Err(VerifyError::Server { url: server.url, reason });
-            }
-        };
-        Ok(server)
+        let server = Server::connect(base, model.map(String::as_str), key).await?;
+        Ok(Self { server, read: (0, 0.0), written: (0, 0.0) })
     }
 
-    fn failed(&self, reason: impl Into<String>) -> VerifyError {
-        VerifyError::Server { url: self.url.clone(), reason: reason.into() }
-    }
-
-    /// GET, or POST of a body.
-    async fn ask(&self, path: &str, body: Option<Value>) -> Result<Value, VerifyError> {
-        let url = format!("{}{path}", self.url);
-        let mut request = match &body {
-            Some(body) => self.client.post(&url).json(body),
-            None => self.client.get(&url),
-        };
-        if let Some(key) = &self.key {
-            request = request.bearer_auth(key);
-        }
-        // The cause of a failed connection is at the end of the chain.
-        let unreachable = |e: reqwest::Error| {
-            let mut cause: &dyn std::error::Error = &e;
-            while let Some(source) = cause.source() {
-                cause = source;
-            }
-            self.failed(format!("{path}: {cause}"))
-        };
-        let response = request.send().await.map_err(unreachable)?;
-        let status = response.status();
-        let text = response.text().await.map_err(unreachable)?;
-        let answer: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
-        if !status.is_success() {
-            let said = answer["error"]["message"].as_str().unwrap_or(text.trim());
-            return Err(self.failed(format!("{path} answered {status}: {said}")));
-        }
-        if answer.is_null() {
-            return Err(self.failed(format!("{path} did not answer in JSON")));
-        }
-        Ok(answer)
+    fn name(&self) -> String {
+        format!("{} ({})", self.server.url(), self.server.model())
     }
 
     /// Log-probabilities of a text: it is sent as the prompt and asked back.
     async fn score(&mut self, text: &str) -> Result<Scores, VerifyError> {
         let body = json!({
-            "model": self.model,
+            "model": self.server.model(),
             "prompt": text,
             // Not every server takes 0.
             "max_tokens": 1,
@@ -264,7 +198,7 @@ impl Server {
             "logprobs": 1,
         });
         let begun = Instant::now();
-        let answer = self.ask("/v1/completions", Some(body)).await?;
+        let answer = self.server.post("/v1/completions", &body).await?;
         let count = answer["usage"]["prompt_tokens"].as_u64().unwrap_or(0) as usize;
         let logprobs = &answer["choices"][0]["logprobs"];
         let tokens: Vec<String> = logprobs["tokens"]
@@ -283,7 +217,7 @@ impl Server {
             .filter_map(Value::as_f64)
             .collect();
         if count < 2 || tokens.len() != count || scored.len() + 1 != count {
-            return Err(self.failed(format!(
+            return Err(self.server.failed(format!(
                 "it does not answer echo with log-probabilities: a prompt of {count} tokens came back with {} tokens \
                  and {} log-probabilities",
                 tokens.len(),
@@ -303,7 +237,7 @@ impl Server {
         stop: &[&str],
     ) -> Result<String, VerifyError> {
         let mut body = json!({
-            "model": self.model,
+            "model": self.server.model(),
             "prompt": prompt,
             "max_tokens": limit,
             "temperature": 0,
@@ -312,10 +246,10 @@ impl Server {
             body["stop"] = json!(stop);
         }
         let begun = Instant::now();
-        let answer = self.ask("/v1/completions", Some(body)).await?;
+        let answer = self.server.post("/v1/completions", &body).await?;
         let text = answer["choices"][0]["text"]
             .as_str()
-            .ok_or_else(|| self.failed("/v1/completions answered without choices[0].text"))?
+            .ok_or_else(|| self.server.failed("/v1/completions answered without choices[0].text"))?
             .to_owned();
         let tokens = answer["usage"]["completion_tokens"].as_u64().unwrap_or(0);
         self.written.0 += tokens as usize;

@@ -11,7 +11,7 @@ use tokenizers::Tokenizer;
 use crate::error::VerifyError;
 
 /// Text to read when none is given: written for this project.
-pub(crate) const PASSAGE: &str = include_str!("passage.txt");
+pub const PASSAGE: &str = include_str!("passage.txt");
 /// The copy task of a checkpoint directory.
 const COPY_FILE: &str = "copy_task.json";
 /// The one of the demo model serves every model that brings none.
