@@ -4,6 +4,7 @@
 //! The program is looked for beside the test's own build directory, or where `BATON_BIN` says; build it first with
 //! `cargo build --bin baton`.
 
+pub mod browser;
 pub mod client;
 pub mod collector;
 pub mod models;
@@ -14,6 +15,7 @@ pub mod program;
 pub mod proxy;
 pub mod server;
 
+pub use browser::Browser;
 pub use client::Client;
 pub use collector::Collector;
 pub use oracle::{Oracle, OraclePrompt};

@@ -26,7 +26,7 @@ use crate::constraint::Compiler;
 use crate::error::ApiError;
 use crate::metrics::RequestMetrics;
 use crate::tokenizer::TextTokenizer;
-use crate::{chat, completions, health, models, responses, tokenize, trace};
+use crate::{chat, completions, health, models, page, responses, tokenize, trace};
 
 /// How long requests that run at shutdown may go on.
 const GRACE: Duration = Duration::from_secs(10);
@@ -120,7 +120,7 @@ impl Gateway {
             .route("/v1/responses", post(responses::create))
             .route_layer(middleware::from_fn_with_state(app.clone(), trace::begin));
         Ok(Router::new()
-            .route("/", get(health::page))
+            .route("/", get(page::page))
             .route("/health", get(health::health))
             .route("/ready", get(health::ready))
             .route("/pipeline", get(health::pipeline))

@@ -75,20 +75,3 @@ pub(crate) async fn targets(State(app): State<AppState>) -> Json<Value> {
     };
     Json(stages.iter().filter_map(target).collect())
 }
-
-/// What there is to see, for a person who opens the address in a browser.
-pub(crate) async fn page(State(app): State<AppState>) -> String {
-    let state = match app.handle.readiness() {
-        Readiness::Ready => "ready".to_owned(),
-        Readiness::NotReady(reason) => format!("not ready: {reason}"),
-    };
-    format!(
-        "baton serves {} ({state})\n\n\
-         POST /v1/completions        POST /v1/chat/completions\n\
-         POST /tokenize              POST /detokenize\n\
-         GET  /v1/models             GET  /pipeline\n\
-         GET  /health                GET  /ready\n\
-         GET  /metrics               GET  /pipeline/steps\n",
-        app.config.model_name
-    )
-}

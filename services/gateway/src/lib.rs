@@ -26,6 +26,7 @@ mod logprobs;
 mod metrics;
 mod models;
 mod output;
+mod page;
 mod params;
 mod prompt;
 mod responses;

@@ -21,6 +21,23 @@ async fn ready_follows_the_pipeline_and_health_does_not() {
 }
 
 #[tokio::test]
+async fn a_browser_gets_a_page_that_asks_nobody_else() {
+    let server = Server::saying("x").await;
+    let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
+    let request = server.client.get(format!("{}/", server.url)).header("accept", browser);
+    let response = request.send().await.unwrap();
+    assert_eq!(response.headers()["content-type"], "text/html; charset=utf-8");
+    assert_eq!(response.headers()["vary"], "accept");
+    let policy = response.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.starts_with("default-src 'none'; "), "{policy}");
+    let page = response.text().await.unwrap();
+    assert!(page.starts_with("<!doctype html>"));
+    // The one address is the name of SVG's namespace.
+    let elsewhere = page.replace("http://www.w3.org/2000/svg", "");
+    assert!(!elsewhere.contains("://"), "the page names another host");
+}
+
+#[tokio::test]
 async fn the_pipeline_s_state_passes_through() {
     let server = Server::saying("x").await;
     let body: Value = server.get("/pipeline").await.json().await.unwrap();
