@@ -63,6 +63,7 @@ fn stage(pipeline: &Running<'_>, contract: &StageContract) -> Value {
     stage["failure"] = json!(failed.map(|failure| failure.reason.as_str()));
     stage["link"] = json!(wired.links[at]);
     stage["kv_blocks"] = json!(status.kv_blocks);
+    stage["kv_blocks_held"] = json!(status.kv_blocks_held);
     stage["steps_done"] = json!(status.steps_done);
     stage["compute_micros"] = json!(pipeline.compute_micros[at]);
     stage["handoff_bytes_sent"] = json!(status.handoff_bytes_sent);

@@ -18,6 +18,11 @@ impl BlockTables {
         Self { tables: HashMap::new(), kv_blocks, block_size }
     }
 
+    /// Blocks in all tables; one that several sequences share counts for each.
+    pub(crate) fn held(&self) -> u64 {
+        self.tables.values().map(|table| table.len() as u64).sum()
+    }
+
     /// Forgets released sequences, applies the deltas and gives the step's segments.
     pub(crate) fn apply(&mut self, step: &v1::Step) -> Result<Vec<Segment>, String> {
         for sequence in &step.released_sequences {
@@ -81,6 +86,10 @@ mod tests {
         let mut again = step(1, 0, 1, 0, &[2]);
         again.released_sequences = vec![1];
         assert_eq!(tables.apply(&again).unwrap()[0].blocks, [2]);
+        assert_eq!(tables.held(), 1);
+        let end = v1::Step { released_sequences: vec![1], ..Default::default() };
+        tables.apply(&end).unwrap();
+        assert_eq!(tables.held(), 0);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use baton_kernels::Batch;
@@ -141,6 +142,7 @@ impl Runner {
             return Err(bad(format!("epoch {}, expected {}", step.epoch, self.epoch)));
         }
         let segments = self.tables.apply(step).map_err(bad)?;
+        self.totals.kv_blocks_held.store(self.tables.held(), Ordering::Relaxed);
         let request = request(step, segments, self.contract.block_size);
         let rows = request.batch.rows();
         if rows > self.contract.row_capacity {

@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::ops::Range;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -344,6 +345,7 @@ impl Host {
             carry_rows_received: counts.carry_rows_received,
             failure: state.failure.clone(),
             nan_scores: counts.nan_scores,
+            kv_blocks_held: self.totals.kv_blocks_held.load(Ordering::Relaxed),
         }
     }
 

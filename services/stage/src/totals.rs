@@ -17,6 +17,8 @@ macro_rules! totals {
             failures: Mutex<BTreeMap<&'static str, u64>>,
             /// Milliseconds from `born` to the beginning of the step under way; 0 without one.
             running_since: AtomicU64,
+            /// KV blocks in the tables of sequences now.
+            pub(crate) kv_blocks_held: AtomicU64,
             born: Instant,
         }
 
@@ -32,6 +34,7 @@ macro_rules! totals {
                     $($field: AtomicU64::new(0),)*
                     failures: Mutex::default(),
                     running_since: AtomicU64::new(0),
+                    kv_blocks_held: AtomicU64::new(0),
                     born: Instant::now(),
                 }
             }
