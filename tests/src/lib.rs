@@ -12,6 +12,7 @@ pub mod oracle;
 pub mod pipeline;
 pub mod process;
 pub mod program;
+pub mod prometheus;
 pub mod proxy;
 pub mod server;
 
@@ -21,5 +22,6 @@ pub use collector::Collector;
 pub use oracle::{Oracle, OraclePrompt};
 pub use pipeline::Pipeline;
 pub use program::Program;
+pub use prometheus::Prometheus;
 pub use proxy::Proxy;
 pub use server::Server;
