@@ -131,3 +131,38 @@ async fn a_request_whose_time_is_over_ends_and_frees_its_blocks() -> anyhow::Res
     idle(&server.client).await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn of_a_long_prompt_whose_beginning_is_known_only_the_tail_is_computed() -> anyhow::Result<()>
+{
+    const PREFIX: u32 = 2000;
+    const TAIL: u32 = 20;
+    let server = Server::start("share-4-3", &STAGES).await?;
+    let cold = Server::start("share-4-3", &["--split", "10", "--no-prefix-cache"]).await?;
+    // Rows that every stage but the last has sent on, once the stage has said so.
+    let rows = async |expected: u64| {
+        let start = Instant::now();
+        loop {
+            let state = pipeline(&server.client).await?;
+            let sent = |stage: usize| state["stages"][stage]["handoff_rows_sent"].as_u64();
+            if sent(0) == Some(expected) && sent(1) == Some(expected) {
+                return anyhow::Ok(());
+            }
+            ensure!(start.elapsed() < Duration::from_secs(10), "expected {expected} rows: {state}");
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    let options = json!({"max_tokens": 8, "logprobs": 5});
+    let mut computed = 0;
+    for (round, salt) in [5, 6].into_iter().enumerate() {
+        let mut tokens = prompt(PREFIX, 1);
+        tokens.extend(prompt(TAIL, salt));
+        let found = server.client.complete(&tokens, &options).await?;
+        assert_eq!(found, cold.client.complete(&tokens, &options).await?);
+        // The prompt's last row yields the first token.
+        let prefilled = if round == 0 { PREFIX + TAIL } else { TAIL };
+        computed += u64::from(prefilled + 8 - 1);
+        rows(computed).await?;
+    }
+    Ok(())
+}
