@@ -5,8 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use baton_tests::client::EventStream;
 use baton_tests::models::copy_of;
-use baton_tests::pipeline::{coordinator, free_address, stage};
+use baton_tests::pipeline::{Pipeline, coordinator, free_address, stage};
 use baton_tests::process::that_name;
 use baton_tests::program::eventually;
 use baton_tests::{Program, Server};
@@ -79,6 +80,64 @@ async fn signals_end_every_process() -> anyhow::Result<()> {
         let gone = || stages.iter().all(|stage| !stage.is_alive());
         ensure!(eventually(SOON, gone).await, "{signal:?}: stages outlive the coordinator");
     }
+    Ok(())
+}
+
+/// The token ids that an event brings.
+fn ids(data: &str) -> Vec<Value> {
+    let event: Value = serde_json::from_str(data).unwrap_or_default();
+    event["choices"][0]["token_ids"].as_array().cloned().unwrap_or_default()
+}
+
+/// Reads a stream to its end: the ids of its tokens, and its last event.
+async fn rest(stream: &mut EventStream) -> anyhow::Result<(Vec<Value>, String)> {
+    let (mut tokens, mut last) = (Vec::new(), String::new());
+    let reading = async {
+        while let Some(data) = stream.next().await? {
+            tokens.extend(ids(&data));
+            last = data;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(SOON, reading).await.context("the stream hangs")??;
+    Ok((tokens, last))
+}
+
+#[tokio::test]
+async fn a_coordinator_that_is_told_to_stop_ends_its_streams_first() -> anyhow::Result<()> {
+    let wanted = json!({"max_tokens": 400});
+    let mut pipeline = Pipeline::start("share-4-3", "4,2,4", &[], &[]).await?;
+    let client = pipeline.server.client.clone();
+    let whole = rest(&mut client.stream(&[1, 2, 3], &wanted).await?).await?;
+    ensure!(whole.0.len() == 400 && whole.1 == "[DONE]", "{whole:?}");
+    let mut stream = client.stream(&[1, 2, 3], &wanted).await?;
+    let mut tokens = ids(&stream.next().await?.context("the stream has begun")?);
+    pipeline.server.program.signal(Signal::TERM)?;
+    let (more, last) = rest(&mut stream).await?;
+    tokens.extend(more);
+    ensure!((tokens, last) == whole, "the stream ended otherwise than the same one before");
+    let status = pipeline.server.program.wait(SOON)?;
+    ensure!(status.success(), "{status}: {}", pipeline.server.program.stderr());
+    let told = pipeline.server.program.stderr();
+    ensure!(told.contains("no new requests"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stream_that_outlasts_the_drain_is_told_so() -> anyhow::Result<()> {
+    let mut pipeline =
+        Pipeline::start("share-4-3", "4,2,4", &["--drain-timeout", "0.2"], &[]).await?;
+    let endless = json!({"max_tokens": 2000});
+    let mut stream = pipeline.server.client.stream(&[1, 2, 3], &endless).await?;
+    stream.next().await?.context("the stream has begun")?;
+    let told = Instant::now();
+    pipeline.server.program.signal(Signal::TERM)?;
+    // Cut off or ended by an error, but not completed.
+    let ended = rest(&mut stream).await;
+    ensure!(!ended.is_ok_and(|(_, last)| last == "[DONE]"), "the stream was completed");
+    let status = pipeline.server.program.wait(SOON)?;
+    ensure!(status.success(), "{status}: {}", pipeline.server.program.stderr());
+    ensure!(told.elapsed() < SOON, "it took {:?}", told.elapsed());
     Ok(())
 }
 

@@ -198,6 +198,9 @@ pub(crate) struct CoordinatorArgs {
     pub(crate) grpc: SocketAddr,
     #[command(flatten)]
     pub(crate) pipeline: PipelineArgs,
+    /// Longest time that running requests may go on after the first SIGTERM or SIGINT; a second one ends them
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(crate) drain_timeout: Duration,
     /// Epsilon of the latent norms; the stages must be given the same
     #[arg(long, value_name = "EPS")]
     pub(crate) latent_norm_eps: Option<f64>,

@@ -19,6 +19,9 @@ use tokio_util::sync::CancellationToken;
 use crate::args::{PipelineArgs, TelemetryArgs};
 use crate::{plan, progress, telemetry};
 
+/// How long answers of a pipeline that has stopped may take to be sent.
+const FAREWELL: Duration = Duration::from_secs(10);
+
 /// A coordinator and a gateway that run.
 pub(crate) struct Serving {
     pub(crate) coordinator: JoinHandle<Result<(), CoordinatorError>>,
@@ -85,6 +88,8 @@ fn print(contract: &Contract) {
 }
 
 /// Starts both; the HTTP API answers at once, `/ready` once the pipeline is.
+///
+/// After `shutdown` no new request is taken, and those that run have `drain` before the pipeline stops under them.
 pub(crate) async fn start(
     model: &Path,
     plan: Plan,
@@ -92,6 +97,7 @@ pub(crate) async fn start(
     http: TcpListener,
     grpc: TcpListener,
     shutdown: &CancellationToken,
+    drain: Duration,
 ) -> anyhow::Result<Serving> {
     let name = args.served_model_name.clone().unwrap_or_else(|| {
         model
@@ -137,13 +143,24 @@ pub(crate) async fn start(
         traces: traces.clone(),
         contract: plan.contract,
     };
-    let (handle, coordinator) = Coordinator::start(config, shutdown.clone(), startup);
+    let drains = !drain.is_zero();
+    let stop = if drains { CancellationToken::new() } else { shutdown.clone() };
+    let (handle, coordinator) = Coordinator::start(config, stop.clone(), startup);
     let router = Gateway::new(gateway, handle, &metrics)?;
     let address = http.local_addr().context("the HTTP address")?;
-    let stop = shutdown.clone();
-    let http = tokio::spawn(baton_gateway::serve(http, router, async move {
-        stop.cancelled().await;
-    }));
+    let told = shutdown.clone();
+    let http = tokio::spawn(async move {
+        let told = async move {
+            told.cancelled().await;
+            if drains {
+                tracing::info!("no new requests; those that run have {drain:?}");
+            }
+        };
+        let grace = if drains { drain } else { FAREWELL };
+        let served = baton_gateway::serve(http, router, told, grace).await;
+        stop.cancel();
+        served
+    });
     let mut out = std::io::stdout().lock();
     writeln!(out, "serving {name} over {stages} stages at http://{address}")?;
     out.flush()?;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context as _;
 
@@ -22,8 +23,16 @@ pub(crate) async fn run(args: UpArgs, telemetry: TelemetryArgs) -> anyhow::Resul
     let grpc = serve::bind(local, "the stages").await?;
     let coordinator = format!("http://{}", grpc.local_addr().context("the gRPC address")?);
     let stages = plan.stages();
-    let mut serving =
-        serve::start(&model, plan, (&args.pipeline, &telemetry), http, grpc, &shutdown).await?;
+    let mut serving = serve::start(
+        &model,
+        plan,
+        (&args.pipeline, &telemetry),
+        http,
+        grpc,
+        &shutdown,
+        Duration::ZERO,
+    )
+    .await?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or_else(|| (cores / stages).max(1));
     let gpus = match args.backend {

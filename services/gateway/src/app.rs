@@ -28,9 +28,6 @@ use crate::metrics::RequestMetrics;
 use crate::tokenizer::TextTokenizer;
 use crate::{chat, completions, health, models, page, responses, tokenize, trace};
 
-/// How long requests that run at shutdown may go on.
-const GRACE: Duration = Duration::from_secs(10);
-
 /// What every handler shares.
 #[derive(Debug)]
 pub(crate) struct App {
@@ -166,7 +163,7 @@ pub(crate) fn unix_time() -> u64 {
 }
 
 /// Serves until `shutdown` completes; then takes no new connection, and returns when the running requests are
-/// answered, after ten seconds at most.
+/// answered, after `grace` at most.
 ///
 /// # Errors
 /// When accepting connections fails for good.
@@ -174,6 +171,7 @@ pub async fn serve(
     listener: TcpListener,
     router: Router,
     shutdown: impl Future<Output = ()> + Send + 'static,
+    grace: Duration,
 ) -> io::Result<()> {
     // Tokens are small: they must not wait for the acknowledgement of the token before.
     let listener = listener.tap_io(|stream| {
@@ -194,9 +192,9 @@ pub async fn serve(
             if stopped.await.is_err() {
                 std::future::pending::<()>().await;
             }
-            tokio::time::sleep(GRACE).await;
+            tokio::time::sleep(grace).await;
         } => {
-            tracing::warn!("requests still run {GRACE:?} after the shutdown began; they are cut off");
+            tracing::warn!("requests still run {grace:?} after the shutdown began; they are cut off");
             Ok(())
         }
     }

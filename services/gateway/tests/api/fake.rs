@@ -88,9 +88,14 @@ impl Server {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel();
-        let serving = tokio::spawn(serve(listener, router, async {
-            let _ = stopped.await;
-        }));
+        let serving = tokio::spawn(serve(
+            listener,
+            router,
+            async {
+                let _ = stopped.await;
+            },
+            std::time::Duration::from_secs(10),
+        ));
         let server = Self {
             url,
             client: reqwest::Client::new(),
