@@ -18,6 +18,8 @@ pub struct Pipeline {
     pub server: Server,
     /// In stage order.
     pub stages: Vec<Program>,
+    /// Where stages find the coordinator.
+    pub grpc: String,
 }
 
 /// Ports below those that systems give to whoever asks for any: nobody else takes one between the look and its use.
@@ -57,8 +59,8 @@ pub fn coordinator(grpc: &str, model: &str, options: &[&str]) -> anyhow::Result<
 pub fn stage(grpc: &str, model: &str, options: &[&str]) -> anyhow::Result<Program> {
     let model = model_dir(model);
     let url = format!("http://{grpc}");
-    let fixed = ["stage", "--listen", "127.0.0.1:0", "--threads", "1", "--exit-with-coordinator"];
-    let named = ["--coordinator", &url, "--model"];
+    let fixed = ["stage", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--threads", "1"];
+    let named = ["--exit-with-coordinator", "--coordinator", &url, "--model"];
     let fixed = fixed.iter().chain(&named).map(OsStr::new);
     let options = options.iter().map(OsStr::new);
     Program::start(fixed.chain([model.as_os_str()]).chain(options))
@@ -66,7 +68,8 @@ pub fn stage(grpc: &str, model: &str, options: &[&str]) -> anyhow::Result<Progra
 
 impl Pipeline {
     /// Serves a tiny checkpoint over processes of their own. `proxies[n]`, where there is one, stands in the link into
-    /// stage `n + 1`: the previous stage dials it instead.
+    /// stage `n + 1`: the previous stage dials it instead. Requests do not wait for a failed pipeline to come back unless the
+    /// options say so.
     ///
     /// # Errors
     /// When the pipeline is not ready in time.
@@ -77,7 +80,11 @@ impl Pipeline {
         proxies: &[Option<&Proxy>],
     ) -> anyhow::Result<Self> {
         let grpc = free_address()?;
-        let options: Vec<&str> = ["--split", split].iter().chain(options).copied().collect();
+        let mut fixed = vec!["--split", split];
+        if !options.contains(&"--recovery-timeout") {
+            fixed.extend(["--recovery-timeout", "0"]);
+        }
+        let options: Vec<&str> = fixed.iter().chain(options).copied().collect();
         let program = coordinator(&grpc, model, &options)?;
         let stages = split.split(',').count();
         let mut programs = Vec::with_capacity(stages);
@@ -95,6 +102,6 @@ impl Pipeline {
         let server = Server::ready(program, model)
             .await
             .with_context(|| programs.iter().map(Program::stderr).collect::<Vec<_>>().join("\n"))?;
-        Ok(Self { server, stages: programs })
+        Ok(Self { server, stages: programs, grpc })
     }
 }

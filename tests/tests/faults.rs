@@ -10,7 +10,7 @@ use baton_tests::models::copy_of;
 use baton_tests::pipeline::{Pipeline, coordinator, free_address, stage};
 use baton_tests::process::that_name;
 use baton_tests::program::eventually;
-use baton_tests::{Program, Server};
+use baton_tests::{Client, Program, Server};
 use reqwest::StatusCode;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -22,31 +22,114 @@ const START: Duration = Duration::from_secs(30);
 
 const STAGES: [&str; 2] = ["--split", "4,2,4"];
 
-#[tokio::test]
-async fn a_stage_that_is_killed_ends_its_streams_and_is_named() -> anyhow::Result<()> {
-    let server = Server::start("share-4-3", &STAGES).await?;
-    let endless = json!({"max_tokens": 2000});
-    let mut stream = server.client.stream(&[1, 2, 3], &endless).await?;
-    for _ in 0..3 {
-        stream.next().await?.context("the stream has begun")?;
-    }
-    let stage = server.stage(1)?;
-    stage.signal(Signal::KILL);
-    let killed = Instant::now();
-    let mut last = String::new();
-    let rest = async {
+/// What different clients ask for; none may notice that a stage dies.
+fn wishes() -> [Value; 3] {
+    [
+        json!({"max_tokens": 300}),
+        json!({
+            "max_tokens": 300, "temperature": 0.9, "seed": 5, "presence_penalty": 0.4, "repetition_penalty": 1.1,
+            "logprobs": 3
+        }),
+        json!({"max_tokens": 300, "echo": true, "logprobs": 1}),
+    ]
+}
+
+/// A prompt longer than `index_topk`.
+const PROMPT: [u32; 20] = [5, 9, 2, 7, 1, 8, 3, 6, 4, 11, 15, 12, 17, 10, 18, 13, 16, 14, 19, 21];
+
+/// The choices of a stream's events, which must end well.
+async fn choices(stream: &mut EventStream, begun: Vec<String>) -> anyhow::Result<Vec<Value>> {
+    let mut all = begun;
+    let reading = async {
         while let Some(data) = stream.next().await? {
-            last = data;
+            all.push(data);
         }
         anyhow::Ok(())
     };
-    tokio::time::timeout(SOON, rest).await.context("the stream hangs")??;
+    tokio::time::timeout(START, reading).await.context("the stream hangs")??;
+    ensure!(all.pop().as_deref() == Some("[DONE]"), "{:?}", all.last());
+    let choice = |data: &String| Ok(serde_json::from_str::<Value>(data)?["choices"].clone());
+    all.iter().map(choice).collect()
+}
+
+/// Streams all wishes at once, has `disturb` do its worst once they have begun, and compares with undisturbed streams.
+async fn nothing_is_lost(
+    client: &Client,
+    disturb: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut undisturbed = Vec::new();
+    for wish in wishes() {
+        undisturbed.push(choices(&mut client.stream(&PROMPT, &wish).await?, Vec::new()).await?);
+    }
+    let mut streams = Vec::new();
+    for wish in wishes() {
+        let mut stream = client.stream(&PROMPT, &wish).await?;
+        let first = stream.next().await?.context("the stream has begun")?;
+        streams.push((stream, vec![first]));
+    }
+    disturb()?;
+    for ((mut stream, begun), undisturbed) in streams.into_iter().zip(undisturbed) {
+        let disturbed = choices(&mut stream, begun).await?;
+        // Tokens may come in other portions.
+        let joined = |choices: &[Value]| -> Vec<Value> {
+            let ids = choices.iter().map(|choice| choice[0]["token_ids"].clone());
+            ids.flat_map(|ids| ids.as_array().cloned().unwrap_or_default()).collect()
+        };
+        ensure!(joined(&disturbed).len() >= 300, "{} tokens", joined(&disturbed).len());
+        ensure!(joined(&disturbed) == joined(&undisturbed), "another text after the stage died");
+        let text = |choices: &[Value]| -> String {
+            choices.iter().filter_map(|choice| choice[0]["text"].as_str()).collect()
+        };
+        ensure!(text(&disturbed) == text(&undisturbed), "said twice, or not at all");
+    }
+    let (_, state) = client.get("/pipeline").await?;
+    ensure!(state["epoch"].as_u64() >= Some(2), "nothing happened: {state}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stage_that_is_killed_is_started_again_and_no_stream_notices() -> anyhow::Result<()> {
+    let server = Server::start("share-4-3", &STAGES).await?;
+    nothing_is_lost(&server.client, || {
+        server.stage(1)?.signal(Signal::KILL);
+        Ok(())
+    })
+    .await?;
+    let log = server.program.stderr();
+    for words in
+        ["the pipeline failed: stage 1", "stage 0 still holds its slice", "the pipeline is back"]
+    {
+        ensure!(log.contains(words), "no {words:?}:\n{log}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_that_stands_by_takes_the_place_of_a_killed_stage() -> anyhow::Result<()> {
+    let pipeline =
+        Pipeline::start("share-4-3", "4,2,4", &["--recovery-timeout", "30"], &[]).await?;
+    let standby = stage(&pipeline.grpc, "share-4-3", &["--standby"])?;
+    let waits = || standby.stderr().contains("stands by: all 3 stages are there");
+    ensure!(eventually(SOON, waits).await, "{}", standby.stderr());
+    nothing_is_lost(&pipeline.server.client, || pipeline.stages[2].signal(Signal::KILL)).await?;
+    ensure!(standby.stderr().contains("joined as stage 2 of 3"), "{}", standby.stderr());
+    Ok(())
+}
+
+#[tokio::test]
+async fn requests_that_may_not_wait_are_told_which_stage_died() -> anyhow::Result<()> {
+    let pipeline = Pipeline::start("share-4-3", "4,2,4", &[], &[]).await?;
+    let client = &pipeline.server.client;
+    let mut stream = client.stream(&[1, 2, 3], &json!({"max_tokens": 2000})).await?;
+    stream.next().await?.context("the stream has begun")?;
+    pipeline.stages[1].signal(Signal::KILL)?;
+    let killed = Instant::now();
+    let (_, last) = rest(&mut stream).await?;
     let event: Value = serde_json::from_str(&last).with_context(|| last.clone())?;
     let message = event["error"]["message"].as_str().context("an error event ends the stream")?;
-    ensure!(!message.is_empty() && event["error"]["type"] == "server_error", "{event}");
-
+    ensure!(message.contains("stage 1") && event["error"]["type"] == "server_error", "{event}");
     let reason = loop {
-        let (status, body) = server.client.get("/ready").await?;
+        let (status, body) = client.get("/ready").await?;
         if status == StatusCode::SERVICE_UNAVAILABLE {
             break body["reason"].as_str().unwrap_or_default().to_owned();
         }
@@ -54,15 +137,17 @@ async fn a_stage_that_is_killed_ends_its_streams_and_is_named() -> anyhow::Resul
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     ensure!(reason.contains("stage 1"), "/ready does not name the stage: {reason}");
-
-    let asked = Instant::now();
-    let body = server.client.body(&[1, 2, 3], &json!({"max_tokens": 4}));
-    let (status, answer) = server.client.post("/v1/completions", &body).await?;
+    let body = client.body(&[1, 2, 3], &json!({"max_tokens": 4}));
+    let (status, answer) = client.post("/v1/completions", &body).await?;
     ensure!(status == StatusCode::SERVICE_UNAVAILABLE, "{status}: {answer}");
-    ensure!(answer["error"]["message"].is_string(), "{answer}");
-    ensure!(asked.elapsed() < SOON, "a request to a broken pipeline took {:?}", asked.elapsed());
-    let (status, _) = server.client.get("/health").await?;
+    let (status, _) = client.get("/health").await?;
     ensure!(status == StatusCode::OK, "/health is about this process alone, it says {status}");
+    // Its successor makes the pipeline whole again.
+    let _again = stage(&pipeline.grpc, "share-4-3", &["--index", "1"])?;
+    while client.get("/ready").await?.0 != StatusCode::OK {
+        ensure!(killed.elapsed() < START, "the pipeline does not come back");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     Ok(())
 }
 

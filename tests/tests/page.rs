@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use baton_tests::{Browser, Server};
+use baton_tests::{Browser, Pipeline};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -36,7 +36,8 @@ fn stages(drawn: &Value) -> Vec<u64> {
 
 #[tokio::test]
 async fn an_operator_sees_stages_timeline_and_the_stage_that_died() -> anyhow::Result<()> {
-    let server = Server::start("share-4-3", &["--split", "4,2,4"]).await?;
+    let pipeline = Pipeline::start("share-4-3", "4,2,4", &[], &[]).await?;
+    let server = &pipeline.server;
     let browser = Browser::start().await?;
     browser.page.goto(&server.url).await?;
     browser.until("return document.querySelectorAll('.stage').length === 3", SOON).await?;
@@ -85,13 +86,14 @@ async fn an_operator_sees_stages_timeline_and_the_stage_that_died() -> anyhow::R
     let fewer = "return document.querySelector('#span').innerText.startsWith('16 steps')";
     browser.until(fewer, SOON).await?;
 
-    server.stage(1)?.signal(Signal::KILL);
+    // Nobody starts it again.
+    pipeline.stages[1].signal(Signal::KILL)?;
     let dead = "return document.querySelector('#ready').className === 'state bad'";
     browser.until(dead, SOON).await?;
     let said = look(&browser).await?;
     let ready = said["ready"].as_str().context("text")?;
     ensure!(ready.starts_with("not ready: stage 1 was lost"), "{ready}");
-    ensure!(said["stages"][1].as_str().is_some_and(|text| text.contains("failed")), "{said}");
+    ensure!(said["stages"][1].as_str().is_some_and(|text| text.contains("absent")), "{said}");
     assert_eq!(stages(&said["decode"]), [0, 1, 2], "the last steps stay");
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use baton_tests::Server;
+use baton_tests::Pipeline;
 use baton_tests::prometheus::{Prometheus, deploy};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -51,7 +51,8 @@ fn metrics(expression: &str) -> impl Iterator<Item = &str> {
 #[tokio::test]
 async fn everything_that_is_asked_for_exists_and_a_dead_stage_fires_the_alert() -> anyhow::Result<()>
 {
-    let server = Server::start("share-4-3", &["--split", "4,2,4"]).await?;
+    let pipeline = Pipeline::start("share-4-3", "4,2,4", &[], &[]).await?;
+    let server = &pipeline.server;
     let target = server.url.strip_prefix("http://").context("an address")?;
     let prometheus = Prometheus::scraping(target).await?;
     // The coordinator and, as it names them, three stages.
@@ -84,7 +85,8 @@ async fn everything_that_is_asked_for_exists_and_a_dead_stage_fires_the_alert() 
         ensure!(rule["state"].is_null() || rule["state"] == "inactive", "{rule}");
     }
 
-    server.stage(1)?.signal(Signal::KILL);
+    // Nobody starts it again.
+    pipeline.stages[1].signal(Signal::KILL)?;
     let alert = |name: &str| format!("ALERTS{{alertname=\"{name}\", alertstate=\"firing\"}}");
     let down = prometheus.until(&alert("BatonStageDown"), 2 * SOON).await?;
     assert_eq!(down.len(), 1, "{down:?}");

@@ -176,7 +176,16 @@ async fn a_collector_out_of_reach_is_reported_once_and_serving_goes_on() -> anyh
 #[tokio::test]
 async fn log_lines_of_a_request_name_its_trace_on_coordinator_and_stages() -> anyhow::Result<()> {
     let (collector, url) = Collector::grpc().await?;
-    let options = ["--otlp-endpoint", &url, "--log-format", "json", "--step-timeout", "1"];
+    let options = [
+        "--otlp-endpoint",
+        &url,
+        "--log-format",
+        "json",
+        "--step-timeout",
+        "1",
+        "--recovery-timeout",
+        "0",
+    ];
     let server = server(&options).await?;
     let body = server.client.body(&[7; 40], &json!({"max_tokens": 450}));
     let request = Client::builder().no_proxy().build()?;

@@ -156,6 +156,9 @@ pub(crate) struct PipelineArgs {
     /// Longest time a step may take
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub(crate) step_timeout: Duration,
+    /// How long requests wait for a pipeline that lost a stage to come back; 0 ends them at once
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
+    pub(crate) recovery_timeout: Duration,
 }
 
 #[derive(Args, Debug)]
@@ -245,6 +248,9 @@ pub(crate) struct StageArgs {
     /// The stage index to ask for
     #[arg(long, value_name = "N")]
     pub(crate) index: Option<u32>,
+    /// Stand by: take the place of a stage that is lost
+    #[arg(long)]
+    pub(crate) standby: bool,
     /// End when the coordinator goes away, instead of dialling again
     #[arg(long)]
     pub(crate) exit_with_coordinator: bool,

@@ -38,6 +38,9 @@ pub(crate) async fn show(
                 });
                 tracing::info!("stage {stage} joined from {address} ({backend})");
             }
+            StartupEvent::Loaded { stage, held: true, .. } => {
+                tracing::info!("stage {stage} still holds its slice");
+            }
             StartupEvent::Loaded {
                 stage, bytes_read, bytes_needed, seconds, kv_blocks, ..
             } => {

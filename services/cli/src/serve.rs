@@ -132,6 +132,7 @@ pub(crate) async fn start(
         load_timeout: args.load_timeout,
         wire_timeout: Duration::from_secs(10),
         step_timeout: args.step_timeout,
+        recovery_timeout: args.recovery_timeout,
         max_waiting: args.max_waiting,
         max_sequences: args.max_sequences,
         step_rows: args.step_rows,

@@ -28,6 +28,7 @@ pub(crate) async fn run(args: StageArgs, telemetry: TelemetryArgs) -> anyhow::Re
         memory_bytes: args.memory,
         metrics: args.metrics,
         preferred_index: args.index,
+        standby: args.standby,
         exit_with_coordinator: args.exit_with_coordinator,
         latent_norm_eps: args.latent_norm_eps,
         traces: telemetry.traces("baton-stage")?,

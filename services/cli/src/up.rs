@@ -58,10 +58,11 @@ pub(crate) async fn run(args: UpArgs, telemetry: TelemetryArgs) -> anyhow::Resul
                     continue;
                 }
                 tracing::error!("{ended}");
-                // One that had joined is the coordinator's to report.
+                // One that could never join would not the next time either.
                 if !serving.joined.borrow().contains(&ended.stage) {
                     break Err(anyhow::anyhow!("{ended}"));
                 }
+                children.restart(ended.stage);
             }
         }
     };

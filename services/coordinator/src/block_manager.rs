@@ -49,6 +49,11 @@ impl BlockManager {
         tokens.div_ceil(self.block_size)
     }
 
+    /// Blocks in all.
+    pub(crate) fn total(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+
     /// Positions that all blocks together hold.
     pub(crate) fn capacity(&self) -> usize {
         self.blocks.len() * self.block_size

@@ -18,19 +18,18 @@ use tonic::transport::Channel;
 
 use crate::metrics::{Numbers, StepMeter};
 use crate::prefix::BlockHash;
-use crate::registry::Registry;
 use crate::report;
 use crate::request::{Event, Readiness, Submission};
 use crate::scheduler::{Limits, Scheduler};
 use crate::state::StateWriter;
 use crate::timeline::Timeline;
 use crate::trace::StepTraces;
-use crate::wiring::Wired;
+use crate::wiring::{Wired, Wiring};
+use crate::{CoordinatorError, StartupEvent};
 
 /// What the driver is told.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    pub(crate) contract: Contract,
     /// Set when prefixes are cached.
     pub(crate) cache_root: Option<BlockHash>,
     pub(crate) eos_token_ids: Vec<u32>,
@@ -40,13 +39,18 @@ pub(crate) struct Settings {
     pub(crate) prefill_chunk: usize,
     pub(crate) micro_batches: usize,
     pub(crate) step_timeout: Duration,
+    /// How long requests wait for a failed pipeline to come back.
+    pub(crate) recovery_timeout: Duration,
     pub(crate) numbers: Arc<Numbers>,
     pub(crate) timeline: Timeline,
     pub(crate) traces: Traces,
 }
 
 /// How often stages are asked for their state, and how long one may take to answer.
-const POLL: Duration = Duration::from_secs(1);
+pub(crate) const POLL: Duration = Duration::from_secs(1);
+
+/// The failure of a step whose neighbour's end of the link is gone, as `baton-transport` names it.
+const LINK_CLOSED: &str = "link-closed";
 
 /// A stage's answer, or why its stream ended.
 type StageResult = (usize, Result<v1::StepResult, String>);
@@ -57,6 +61,8 @@ pub(crate) struct Failure {
     /// The stage it began with.
     pub(crate) stage: usize,
     pub(crate) reason: String,
+    /// Whether the stage only found a neighbour gone.
+    secondhand: bool,
 }
 
 impl fmt::Display for Failure {
@@ -65,13 +71,15 @@ impl fmt::Display for Failure {
     }
 }
 
-struct Pipeline {
+/// One epoch.
+struct Pipeline<'a> {
     wired: Wired,
-    settings: Settings,
+    settings: &'a Settings,
+    contract: &'a Contract,
+    scheduler: &'a mut Scheduler,
     steps: Vec<mpsc::Sender<v1::Step>>,
     /// When each step was sent.
     sent: HashMap<u64, Instant>,
-    scheduler: Scheduler,
     /// The last step that each stage has answered.
     answered: Vec<u64>,
     compute_micros: Vec<u64>,
@@ -87,87 +95,136 @@ struct Statuses {
     _tasks: JoinSet<()>,
 }
 
-/// Runs until `shutdown`; a failed pipeline stays up and answers that it is not ready.
-pub(crate) async fn drive(
-    settings: Settings,
-    wired: Wired,
-    registry: &Registry,
-    mut submissions: mpsc::Receiver<Submission>,
-    ready: &watch::Sender<Readiness>,
-    state: &mut StateWriter,
-    shutdown: &CancellationToken,
-) {
-    let (results, mut answers) = mpsc::channel::<StageResult>(256);
-    let mut pipeline = Pipeline::new(settings, wired, results);
-    let mut lost = registry.lost();
-    let mut tick = tokio::time::interval(POLL);
-    let failure = loop {
-        while let Some(step) = pipeline.scheduler.next_step(Instant::now()) {
-            pipeline.send(step).await;
+/// Runs one pipeline after the other, all for the same requests.
+pub(crate) struct Driver {
+    pub(crate) settings: Settings,
+    pub(crate) wiring: Wiring,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) inbox: Inbox,
+}
+
+/// What comes from outside, whatever the pipeline does.
+pub(crate) struct Inbox {
+    pub(crate) submissions: mpsc::Receiver<Submission>,
+    pub(crate) ready: watch::Sender<Readiness>,
+    pub(crate) state: StateWriter,
+    pub(crate) shutdown: CancellationToken,
+}
+
+/// How a pipeline ends.
+enum End {
+    Failed(Failure),
+    /// Nobody submits any more.
+    Abandoned,
+    Shutdown,
+}
+
+impl Driver {
+    pub(crate) fn new(settings: Settings, wiring: Wiring, inbox: Inbox) -> Self {
+        let limits = Limits {
+            step_rows: settings.step_rows,
+            prefill_chunk: settings.prefill_chunk,
+            micro_batches: settings.micro_batches,
+            max_sequences: settings.max_sequences,
+            max_positions: settings.max_positions,
+            eos_token_ids: settings.eos_token_ids.clone(),
+            cache_root: settings.cache_root,
+        };
+        let block_size = wiring.contract.stages.first().map_or(1, |s| s.block_size);
+        Self { settings, wiring, scheduler: Scheduler::new(limits, 0, block_size, 0), inbox }
+    }
+
+    /// Runs until `shutdown`.
+    ///
+    /// # Errors
+    /// When the pipeline cannot be made for the first time. One that fails later is made again.
+    pub(crate) async fn run(mut self) -> Result<(), CoordinatorError> {
+        let Inbox { state, shutdown, .. } = &mut self.inbox;
+        let starting = || report::starting(&self.wiring.contract, &self.wiring.startup.now());
+        let mut wired = tokio::select! {
+            wired = self.wiring.wire_first() => wired?,
+            never = state.answer(starting) => match never {},
+            () = shutdown.cancelled() => return Ok(()),
+        };
+        loop {
+            let epoch = wired.epoch;
+            self.scheduler.resume(wired.kv_blocks, epoch);
+            self.wiring.startup.tell(StartupEvent::Ready { kv_blocks: wired.kv_blocks });
+            let again = match self.epoch(wired).await {
+                End::Failed(failure) => self.recover(&failure, epoch).await,
+                End::Abandoned => return Ok(()),
+                End::Shutdown => None,
+            };
+            match again {
+                Some(again) => wired = again,
+                None => break,
+            }
         }
-        pipeline.settings.numbers.scheduler(&pipeline.scheduler);
-        tokio::select! {
-            submission = submissions.recv() => match submission {
-                Some(submission) => pipeline.scheduler.submit(submission),
-                None => return,
-            },
-            Some((stage, result)) = answers.recv() => {
-                if let Err(failure) = pipeline.take(stage, result) {
-                    break failure;
+        self.end().await;
+        Ok(())
+    }
+
+    /// Runs a wired pipeline as long as it lasts.
+    async fn epoch(&mut self, wired: Wired) -> End {
+        let Self { settings, wiring, scheduler, inbox } = self;
+        let (results, mut answers) = mpsc::channel::<StageResult>(256);
+        let mut pipeline = Pipeline::new(settings, &wiring.contract, wired, scheduler, results);
+        let mut lost = wiring.registry.lost();
+        let mut tick = tokio::time::interval(POLL);
+        let failure = loop {
+            while let Some(step) = pipeline.scheduler.next_step(Instant::now()) {
+                pipeline.send(step).await;
+            }
+            settings.numbers.scheduler(pipeline.scheduler);
+            tokio::select! {
+                submission = inbox.submissions.recv() => match submission {
+                    Some(submission) => pipeline.scheduler.submit(submission),
+                    None => return End::Abandoned,
+                },
+                Some((stage, result)) = answers.recv() => {
+                    if let Err(failure) = pipeline.take(stage, result) {
+                        break cause(failure, &mut lost).await;
+                    }
                 }
-            }
-            gone = gone(&mut lost) => break gone,
-            _ = tick.tick() => {
-                if let Some(failure) = pipeline.overdue() {
-                    break failure;
+                gone = gone(&mut lost) => break gone,
+                _ = tick.tick() => {
+                    if let Some(failure) = pipeline.overdue() {
+                        break failure;
+                    }
                 }
+                question = inbox.state.question() => {
+                    // One that was given up needs no answer.
+                    let _ = question.send(pipeline.state(wiring.registry.standbys()));
+                }
+                () = inbox.shutdown.cancelled() => return End::Shutdown,
             }
-            question = state.question() => {
-                // One that was given up needs no answer.
-                let _ = question.send(pipeline.state(None));
-            }
-            () = shutdown.cancelled() => {
-                let reason = "the server is shutting down";
-                ready.send_replace(Readiness::NotReady(reason.to_owned()));
-                pipeline.scheduler.fail_all(reason);
-                return refuse(submissions, reason).await;
-            }
-        }
-    };
-    let reason = failure.to_string();
-    let trace_ids = pipeline.scheduler.trace_ids();
-    tracing::error!(trace_ids, "the pipeline failed: {reason}");
-    ready.send_replace(Readiness::NotReady(reason.clone()));
-    pipeline.traces.failed(&reason);
-    pipeline.scheduler.fail_all(&reason);
-    pipeline.settings.numbers.failed(failure.stage);
-    pipeline.settings.numbers.scheduler(&pipeline.scheduler);
-    let last = pipeline.state(Some(&failure));
-    let answering = state.answer(|| last.clone());
-    tokio::pin!(answering);
-    // What was submitted before the readiness dropped is told, not forgotten.
-    loop {
-        tokio::select! {
-            submission = submissions.recv() => match submission {
-                Some(submission) => fail(&submission, &reason),
-                None => return,
-            },
-            never = &mut answering => match never {},
-            () = shutdown.cancelled() => return refuse(submissions, &reason).await,
+        };
+        let reason = failure.to_string();
+        tracing::error!(
+            trace_ids = pipeline.scheduler.trace_ids(),
+            "the pipeline failed: {reason}"
+        );
+        pipeline.traces.failed(&reason);
+        settings.numbers.failed(failure.stage);
+        End::Failed(failure)
+    }
+
+    /// Tells everybody that it is over.
+    async fn end(&mut self) {
+        let reason = "the server is shutting down";
+        self.inbox.ready.send_replace(Readiness::NotReady(reason.to_owned()));
+        self.scheduler.fail_all(reason);
+        let submissions = &mut self.inbox.submissions;
+        submissions.close();
+        // Ends when everything is taken whose sending had begun.
+        while let Some(submission) = submissions.recv().await {
+            fail(&submission, reason);
         }
     }
 }
 
-/// Takes no more submissions, and tells those that came already.
-async fn refuse(mut submissions: mpsc::Receiver<Submission>, reason: &str) {
-    submissions.close();
-    // Ends when everything is taken whose sending had begun.
-    while let Some(submission) = submissions.recv().await {
-        fail(&submission, reason);
-    }
-}
-
-fn fail(submission: &Submission, reason: &str) {
+/// Refuses a request.
+pub(crate) fn fail(submission: &Submission, reason: &str) {
     // One whose client has gone needs no answer.
     let _ = submission.events.send(Event::Failed { message: reason.to_owned(), retryable: true });
 }
@@ -175,9 +232,22 @@ fn fail(submission: &Submission, reason: &str) {
 /// Pends until a stage is lost, and says which.
 async fn gone(lost: &mut watch::Receiver<Option<(usize, String)>>) -> Failure {
     match lost.wait_for(Option::is_some).await.map(|gone| gone.clone()) {
-        Ok(Some((stage, reason))) => Failure { stage, reason: format!("was lost: {reason}") },
+        Ok(Some((stage, reason))) => {
+            Failure { stage, reason: format!("was lost: {reason}"), secondhand: false }
+        }
         _ => std::future::pending().await,
     }
+}
+
+/// How long a stage that died may be known by its neighbours alone.
+const HEARSAY: Duration = Duration::from_millis(300);
+
+/// What a failure began with: of a stage that dies, its neighbours may tell before its own connection does.
+async fn cause(failure: Failure, lost: &mut watch::Receiver<Option<(usize, String)>>) -> Failure {
+    if !failure.secondhand {
+        return failure;
+    }
+    tokio::time::timeout(HEARSAY, gone(lost)).await.unwrap_or(failure)
 }
 
 /// Opens a stage's stream of steps.
@@ -233,21 +303,18 @@ impl Statuses {
     }
 }
 
-impl Pipeline {
-    fn new(settings: Settings, wired: Wired, results: mpsc::Sender<StageResult>) -> Self {
-        let stages = settings.contract.stages.len();
-        let block_size = settings.contract.stages.first().map_or(1, |s| s.block_size);
-        let limits = Limits {
-            step_rows: settings.step_rows,
-            prefill_chunk: settings.prefill_chunk,
-            micro_batches: settings.micro_batches,
-            max_sequences: settings.max_sequences,
-            max_positions: settings.max_positions,
-            eos_token_ids: settings.eos_token_ids.clone(),
-            cache_root: settings.cache_root,
-        };
+impl<'a> Pipeline<'a> {
+    fn new(
+        settings: &'a Settings,
+        contract: &'a Contract,
+        wired: Wired,
+        scheduler: &'a mut Scheduler,
+        results: mpsc::Sender<StageResult>,
+    ) -> Self {
+        let stages = contract.stages.len();
         Self {
-            scheduler: Scheduler::new(limits, wired.kv_blocks, block_size, wired.epoch),
+            contract,
+            scheduler,
             steps: (0..stages).map(|stage| open(stage, &wired, results.clone())).collect(),
             sent: HashMap::new(),
             answered: vec![0; stages],
@@ -278,11 +345,12 @@ impl Pipeline {
         stage: usize,
         result: Result<v1::StepResult, String>,
     ) -> Result<(), Failure> {
-        let failed = |reason| Failure { stage, reason };
+        let failed = |reason| Failure { stage, reason, secondhand: false };
         let result = result.map_err(|reason| failed(format!("was lost: {reason}")))?;
         self.settings.timeline.answered(stage, &result);
         if let Some(failure) = &result.failure {
-            return Err(failed(format!("failed ({}): {}", failure.kind, failure.message)));
+            let reason = format!("failed ({}): {}", failure.kind, failure.message);
+            return Err(Failure { secondhand: failure.kind == LINK_CLOSED, ..failed(reason) });
         }
         self.meter.answered(stage, result.times, Instant::now());
         self.answered[stage] = result.step_id;
@@ -307,6 +375,7 @@ impl Pipeline {
         let stage = self.answered.iter().position(|answered| *answered < step)?;
         (elapsed > limit).then(|| Failure {
             stage,
+            secondhand: false,
             reason: format!(
                 "has not answered step {step} for {:.1} s, longer than {:.1} s; the last step it answered is {}",
                 elapsed.as_secs_f64(),
@@ -316,15 +385,14 @@ impl Pipeline {
         })
     }
 
-    fn state(&self, failure: Option<&Failure>) -> Value {
+    fn state(&self, standbys: usize) -> Value {
         report::running(&report::Running {
-            contract: &self.settings.contract,
+            contract: self.contract,
             wired: &self.wired,
-            scheduler: &self.scheduler,
-            prefix_cache: self.settings.cache_root.is_some(),
+            scheduler: self.scheduler,
             statuses: &self.statuses.now(),
             compute_micros: &self.compute_micros,
-            failure,
+            standbys,
         })
     }
 }

@@ -1,13 +1,14 @@
 //! Registry, wiring, KV blocks and scheduler: drives the stages and answers the gateway.
 //!
 //! [`Coordinator::start`] waits for the stages ([`registry`]), loads and wires them ([`wiring`]), then runs the loop of
-//! [`driver`] around the pure [`scheduler`].
+//! [`driver`] around the pure [`scheduler`]. A pipeline that fails is made again ([`recovery`]); its requests wait.
 
 mod block_manager;
 mod driver;
 pub mod grammar;
 mod metrics;
 mod prefix;
+mod recovery;
 mod registry;
 mod report;
 pub mod request;
@@ -67,6 +68,8 @@ pub struct CoordinatorConfig {
     pub wire_timeout: Duration,
     /// Longest time for a step.
     pub step_timeout: Duration,
+    /// How long requests wait for a failed pipeline to come back; 0 ends them at once. The pipeline is made again in any case.
+    pub recovery_timeout: Duration,
     /// Requests that may wait.
     pub max_waiting: usize,
     /// Sequences that may run.
@@ -124,6 +127,8 @@ pub enum StartupEvent {
         seconds: f64,
         /// KV blocks it can hold.
         kv_blocks: u32,
+        /// It held the slice already; nothing was read.
+        held: bool,
     },
     /// A stage is connected to the next.
     Wired {
@@ -199,7 +204,7 @@ async fn run(
     startup: Startup,
     submissions: mpsc::Receiver<request::Submission>,
     ready: watch::Sender<Readiness>,
-    (mut state, timeline): (state::StateWriter, Timeline),
+    (state, timeline): (state::StateWriter, Timeline),
 ) -> Result<(), CoordinatorError> {
     let registry = Arc::new(registry::Registry::new(
         config.contract.stages.len(),
@@ -232,7 +237,6 @@ async fn run(
         metrics::Numbers::shown(&config.metrics, config.contract.stages.len(), ready.subscribe());
     let settings = driver::Settings {
         cache_root,
-        contract: config.contract,
         eos_token_ids: config.eos_token_ids,
         max_positions: config.max_positions,
         max_sequences: config.max_sequences,
@@ -240,33 +244,30 @@ async fn run(
         prefill_chunk: config.prefill_chunk,
         micro_batches: config.micro_batches,
         step_timeout: config.step_timeout,
+        recovery_timeout: config.recovery_timeout,
         numbers,
         timeline,
         traces: config.traces,
     };
-    let times = wiring::Times {
-        join: config.join_timeout,
-        load: config.load_timeout,
-        wire: config.wire_timeout,
-        step: config.step_timeout,
-    };
-    let model = wiring::ModelIdentity {
-        checkpoint_digest: config.checkpoint_digest,
-        link: config.link,
-        max_kv_blocks: config.max_kv_blocks,
+    let wiring = wiring::Wiring {
+        registry: Arc::clone(&registry),
+        contract: config.contract,
+        model: wiring::ModelIdentity {
+            checkpoint_digest: config.checkpoint_digest,
+            link: config.link,
+            max_kv_blocks: config.max_kv_blocks,
+        },
+        times: wiring::Times {
+            join: config.join_timeout,
+            load: config.load_timeout,
+            wire: config.wire_timeout,
+            step: config.step_timeout,
+        },
+        startup,
     };
     let stop = shutdown.child_token();
-    let serve = async {
-        let state_of_start = || report::starting(&settings.contract, &startup.now());
-        let wired = tokio::select! {
-            wired = wiring::wire(&registry, &settings.contract, &model, &times, &startup) => wired?,
-            never = state.answer(state_of_start) => match never {},
-            () = stop.cancelled() => return Ok(()),
-        };
-        startup.tell(StartupEvent::Ready { kv_blocks: wired.kv_blocks });
-        driver::drive(settings, wired, &registry, submissions, &ready, &mut state, &stop).await;
-        Ok(())
-    };
+    let inbox = driver::Inbox { submissions, ready, state, shutdown: stop.clone() };
+    let serve = driver::Driver::new(settings, wiring, inbox).run();
     tokio::pin!(serve);
     let outcome = tokio::select! {
         outcome = &mut serve => outcome,

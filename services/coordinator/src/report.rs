@@ -9,16 +9,16 @@ use crate::scheduler::Scheduler;
 use crate::startup::Start;
 use crate::wiring::Wired;
 
-/// A pipeline that runs, or has failed.
+/// A pipeline that runs.
 pub(crate) struct Running<'a> {
     pub(crate) contract: &'a Contract,
     pub(crate) wired: &'a Wired,
     pub(crate) scheduler: &'a Scheduler,
-    pub(crate) prefix_cache: bool,
     /// What every stage last said of itself.
     pub(crate) statuses: &'a [v1::StatusReply],
     pub(crate) compute_micros: &'a [u64],
-    pub(crate) failure: Option<&'a Failure>,
+    /// Stages that wait to take another one's place.
+    pub(crate) standbys: usize,
 }
 
 /// Stages that join, load and are wired.
@@ -31,17 +31,42 @@ pub(crate) fn starting(contract: &Contract, starts: &[Start]) -> Value {
     json!({"epoch": 0, "failure": null, "stages": stages.collect::<Vec<_>>()})
 }
 
+/// The same after the pipeline of this epoch failed.
+pub(crate) fn recovering(
+    contract: &Contract,
+    starts: &[Start],
+    failure: &Failure,
+    scheduler: &Scheduler,
+    epoch: u64,
+) -> Value {
+    let mut state = requests(scheduler);
+    state["epoch"] = json!(epoch);
+    state["failure"] = json!(failure.to_string());
+    state["stages"] = starting(contract, starts)["stages"].take();
+    if let Some(stage) = state["stages"].get_mut(failure.stage) {
+        stage["failure"] = json!(failure.reason);
+    }
+    state
+}
+
 pub(crate) fn running(pipeline: &Running<'_>) -> Value {
-    let Running { wired, scheduler, .. } = pipeline;
+    let stages = pipeline.contract.stages.iter().map(|contract| stage(pipeline, contract));
+    let mut state = requests(pipeline.scheduler);
+    state["epoch"] = json!(pipeline.wired.epoch);
+    state["failure"] = json!(null);
+    state["standbys"] = json!(pipeline.standbys);
+    state["stages"] = json!(stages.collect::<Vec<_>>());
+    state
+}
+
+/// What the scheduler says, whether its pipeline runs or comes back.
+fn requests(scheduler: &Scheduler) -> Value {
     let (running, waiting) = scheduler.live();
     let cache = scheduler.cache_counts();
-    let stages = pipeline.contract.stages.iter().map(|contract| stage(pipeline, contract));
     json!({
-        "epoch": wired.epoch,
-        "failure": pipeline.failure.map(Failure::to_string),
-        "kv_blocks": {"total": wired.kv_blocks, "free": scheduler.free_blocks()},
+        "kv_blocks": {"total": scheduler.total_blocks(), "free": scheduler.free_blocks()},
         "prefix_cache": {
-            "enabled": pipeline.prefix_cache,
+            "enabled": scheduler.caches_prefixes(),
             "queried_tokens": cache.queried_tokens,
             "hit_tokens": cache.hit_tokens,
             "cached_blocks": cache.blocks,
@@ -50,17 +75,14 @@ pub(crate) fn running(pipeline: &Running<'_>) -> Value {
         "running": running,
         "waiting": waiting,
         "steps_in_flight": scheduler.steps_in_flight(),
-        "stages": stages.collect::<Vec<_>>(),
     })
 }
 
 fn stage(pipeline: &Running<'_>, contract: &StageContract) -> Value {
     let at = contract.stage;
     let (wired, status) = (pipeline.wired, &pipeline.statuses[at]);
-    let failed = pipeline.failure.filter(|failure| failure.stage == at);
     let mut stage = planned(pipeline.contract, contract, &wired.starts[at]);
-    stage["state"] = if failed.is_some() { "failed" } else { "wired" }.into();
-    stage["failure"] = json!(failed.map(|failure| failure.reason.as_str()));
+    stage["state"] = "wired".into();
     stage["link"] = json!(wired.links[at]);
     stage["kv_blocks"] = json!(status.kv_blocks);
     stage["kv_blocks_held"] = json!(status.kv_blocks_held);

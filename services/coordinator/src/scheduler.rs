@@ -1,6 +1,7 @@
 //! Who runs when. Pure: steps out, results in.
 
 mod commit;
+mod replay;
 mod segment;
 mod share;
 
@@ -12,7 +13,7 @@ use baton_telemetry::traces;
 
 use crate::block_manager::BlockManager;
 use crate::prefix::{self, BlockHash, BlockHashes};
-use crate::request::{Event, FinishReason, Submission};
+use crate::request::{Event, FinishReason, GenerateRequest, Submission};
 use crate::sequence::{KvState, Sequence};
 use crate::trace::Queued;
 
@@ -90,6 +91,14 @@ impl Scheduler {
         }
     }
 
+    pub(crate) fn total_blocks(&self) -> u32 {
+        self.blocks.total()
+    }
+
+    pub(crate) fn caches_prefixes(&self) -> bool {
+        self.limits.cache_root.is_some()
+    }
+
     pub(crate) fn free_blocks(&self) -> usize {
         self.blocks.free()
     }
@@ -124,22 +133,7 @@ impl Scheduler {
 
     /// Takes a request in, or tells it why it can never run.
     pub(crate) fn submit(&mut self, submission: Submission) {
-        let request = &submission.request;
-        let prompt = request.prompt.len();
-        let longest = prompt.saturating_add(request.max_tokens).min(self.limits.max_positions);
-        let refusal = if prompt == 0 {
-            Some("the prompt is empty".to_owned())
-        } else if prompt > self.limits.max_positions {
-            let limit = self.limits.max_positions;
-            Some(format!("the prompt has {prompt} tokens, the model takes {limit}"))
-        } else if longest > self.blocks.capacity() {
-            let capacity = self.blocks.capacity();
-            Some(format!(
-                "prompt and max_tokens need room for {longest} tokens, the pipeline has {capacity}"
-            ))
-        } else {
-            None
-        };
+        let refusal = self.refusal(&submission.request);
         let mut sequence = Sequence::new(self.next_sequence, submission);
         self.next_sequence += 1;
         if let Some(message) = refusal {
@@ -157,6 +151,25 @@ impl Scheduler {
                 });
             let at = self.waiting.partition_point(|s| s.priority() <= sequence.priority());
             self.waiting.insert(at, sequence);
+        }
+    }
+
+    /// Why a request can never run, if it cannot.
+    fn refusal(&self, request: &GenerateRequest) -> Option<String> {
+        let prompt = request.prompt.len();
+        let longest = prompt.saturating_add(request.max_tokens).min(self.limits.max_positions);
+        if prompt == 0 {
+            Some("the prompt is empty".to_owned())
+        } else if prompt > self.limits.max_positions {
+            let limit = self.limits.max_positions;
+            Some(format!("the prompt has {prompt} tokens, the model takes {limit}"))
+        } else if longest > self.blocks.capacity() {
+            let capacity = self.blocks.capacity();
+            Some(format!(
+                "prompt and max_tokens need room for {longest} tokens, the pipeline has {capacity}"
+            ))
+        } else {
+            None
         }
     }
 
@@ -289,17 +302,22 @@ impl Scheduler {
         let mut sequence = self.running.remove(at);
         self.released.push(sequence.id);
         self.blocks.release(&mut sequence.kv.blocks);
+        self.preemptions += 1;
+        self.requeue(sequence);
+    }
+
+    /// Puts a sequence that has run in front of those of its priority that wait, as one whose tokens stages know nothing of.
+    fn requeue(&mut self, mut sequence: Sequence) {
         sequence.kv = KvState::default();
         sequence.queued = (!sequence.request.traceparent.is_empty()).then(SystemTime::now);
         sequence.id = self.next_sequence;
         self.next_sequence += 1;
-        self.preemptions += 1;
         let at = self.waiting.partition_point(|s| s.priority() < sequence.priority());
         self.waiting.insert(at, sequence);
     }
 
     /// Forgets sequences whose client has gone or whose time is over.
-    fn drop_gone(&mut self, now: Instant) {
+    pub(crate) fn drop_gone(&mut self, now: Instant) {
         let gone = |s: &Sequence| s.cancelled() || s.expired(now);
         let end = |s: &Sequence| {
             if !s.cancelled() {

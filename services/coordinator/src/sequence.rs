@@ -23,12 +23,16 @@ pub(crate) struct Sequence {
     pub(crate) kv: KvState,
     /// Prompt rows whose targets were asked for.
     pub(crate) scored: usize,
+    /// Prompt rows whose scores the client has heard.
+    pub(crate) scores_told: usize,
     /// Steps under way that have rows of it.
     pub(crate) in_flight: usize,
     /// Whether one of them samples.
     pub(crate) awaiting_token: bool,
     /// The step that last had rows of it.
     pub(crate) served: u64,
+    /// Failures of the pipeline since it last made progress.
+    pub(crate) setbacks: u32,
     /// Whether it has run before.
     pub(crate) admitted: bool,
     /// Since when it waits for rows in a step; only of a request with a trace context.
@@ -77,9 +81,11 @@ impl Sequence {
             tokens,
             kv: KvState::default(),
             scored: 0,
+            scores_told: 0,
             in_flight: 0,
             awaiting_token: false,
             served: 0,
+            setbacks: 0,
             admitted: false,
             queued,
             hashes: None,
@@ -120,6 +126,19 @@ impl Sequence {
     pub(crate) fn prepare_mask(&mut self) -> Result<(), String> {
         if let Some(matcher) = &mut self.matcher {
             self.mask = matcher.allowed()?;
+        }
+        Ok(())
+    }
+
+    /// Steps under way will not be answered: goes back to what the client has heard.
+    pub(crate) fn rewind(&mut self) -> Result<(), String> {
+        self.setbacks += 1;
+        self.in_flight = 0;
+        self.served = 0;
+        self.scored = self.scores_told;
+        if std::mem::take(&mut self.awaiting_token) {
+            // The step took the mask with it.
+            self.prepare_mask()?;
         }
         Ok(())
     }

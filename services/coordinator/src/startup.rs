@@ -1,4 +1,4 @@
-//! What happens while the pipeline starts: told to whoever listens, and kept, so that it can be asked for.
+//! What happens while the pipeline starts, for the first time or again: told to whoever listens, and kept, so that it can be asked for.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,16 @@ use crate::request::Readiness;
 pub(crate) struct Startup {
     events: mpsc::UnboundedSender<StartupEvent>,
     ready: watch::Sender<Readiness>,
-    stages: Arc<Mutex<Vec<Start>>>,
+    progress: Arc<Mutex<Progress>>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    stages: Vec<Start>,
+    /// Whether the pipeline is made; what ends it is the driver's to say.
+    serving: bool,
+    /// Why the last pipeline ended, or the last attempt to make one.
+    failure: Option<String>,
 }
 
 /// How far one stage is, and what is known of it.
@@ -59,40 +68,64 @@ impl Startup {
         events: mpsc::UnboundedSender<StartupEvent>,
         ready: watch::Sender<Readiness>,
     ) -> Self {
-        let stages = vec![Start::default(); stages];
-        ready.send_replace(missing(&stages));
-        Self { events, ready, stages: Arc::new(Mutex::new(stages)) }
+        let progress = Progress { stages: vec![Start::default(); stages], ..Progress::default() };
+        ready.send_replace(progress.readiness());
+        Self { events, ready, progress: Arc::new(Mutex::new(progress)) }
     }
 
-    fn stages(&self) -> MutexGuard<'_, Vec<Start>> {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
         // Every change under the lock is a row of assignments; half of them still show where the stage is.
-        self.stages.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How far every stage is.
     pub(crate) fn now(&self) -> Vec<Start> {
-        self.stages().clone()
+        self.progress().stages.clone()
     }
 
     pub(crate) fn tell(&self, event: StartupEvent) {
-        let readiness = {
-            let mut stages = self.stages();
-            note(&mut stages, &event);
-            match event {
-                StartupEvent::Ready { .. } => Readiness::Ready,
-                _ => missing(&stages),
+        {
+            let mut progress = self.progress();
+            note(&mut progress.stages, &event);
+            if matches!(event, StartupEvent::Ready { .. }) {
+                progress.serving = true;
+                progress.failure = None;
             }
-        };
-        self.ready.send_replace(readiness);
+            self.ready.send_replace(progress.readiness());
+        }
         // The listener may have gone; nothing depends on it.
         let _ = self.events.send(event);
     }
 
-    /// A stage went away before the pipeline was made: its place is free again.
+    /// A stage went away: its place is free again.
     pub(crate) fn forget(&self, stage: usize) {
-        let mut stages = self.stages();
-        stages[stage] = Start::default();
-        self.ready.send_replace(missing(&stages));
+        let mut progress = self.progress();
+        progress.stages[stage] = Start::default();
+        self.ready.send_replace(progress.readiness());
+    }
+
+    /// The pipeline has failed, or could not be made: the stages that are there start over.
+    pub(crate) fn failed(&self, reason: &str) {
+        let mut progress = self.progress();
+        for start in &mut progress.stages {
+            start.phase = start.phase.min(Phase::Joined);
+        }
+        progress.serving = false;
+        progress.failure = Some(reason.to_owned());
+        self.ready.send_replace(progress.readiness());
+    }
+}
+
+impl Progress {
+    fn readiness(&self) -> Readiness {
+        if self.serving {
+            return Readiness::Ready;
+        }
+        let missing = missing(&self.stages);
+        Readiness::NotReady(match &self.failure {
+            Some(failure) => format!("{failure}; {missing}"),
+            None => missing,
+        })
     }
 }
 
@@ -125,20 +158,20 @@ fn note(stages: &mut [Start], event: &StartupEvent) {
 }
 
 /// One sentence on what the start still waits for.
-fn missing(stages: &[Start]) -> Readiness {
+fn missing(stages: &[Start]) -> String {
     let short_of = |phase: Phase| {
         let behind = stages.iter().enumerate().filter(|(_, start)| start.phase < phase);
         let behind: Vec<String> = behind.map(|(stage, _)| stage.to_string()).collect();
         let stages = if behind.len() == 1 { "stage" } else { "stages" };
         (!behind.is_empty()).then(|| format!("{stages} {}", behind.join(", ")))
     };
-    Readiness::NotReady(if let Some(stages) = short_of(Phase::Joined) {
+    if let Some(stages) = short_of(Phase::Joined) {
         format!("waiting for {stages} to join")
     } else if let Some(stages) = short_of(Phase::Loaded) {
         format!("loading {stages}")
     } else {
         "wiring the stages".to_owned()
-    })
+    }
 }
 
 #[cfg(test)]
@@ -180,6 +213,7 @@ mod tests {
                 bytes_needed: 9,
                 seconds: 0.5,
                 kv_blocks: 4,
+                held: false,
             });
         }
         says("wiring the stages");
@@ -188,6 +222,15 @@ mod tests {
         startup.tell(StartupEvent::Wired { stage: 1, link: String::new() });
         startup.tell(StartupEvent::Ready { kv_blocks: 4 });
         assert_eq!(*readiness.borrow(), Readiness::Ready);
+        // A stage that goes now ends nothing by itself.
+        startup.forget(1);
+        assert_eq!(*readiness.borrow(), Readiness::Ready);
+        startup.failed("stage 1 was lost");
+        says("stage 1 was lost; waiting for stage 1 to join");
+        startup.tell(joined(1));
+        says("stage 1 was lost; loading stages 0, 1");
+        startup.failed("stage 0: no memory");
+        says("stage 0: no memory; loading stages 0, 1");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! From joined stages to a running pipeline.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_plan::{Contract, StageContract};
@@ -41,77 +42,116 @@ pub(crate) struct Wired {
     pub(crate) starts: Vec<Start>,
 }
 
-pub(crate) async fn wire(
-    registry: &Registry,
-    contract: &Contract,
-    model: &ModelIdentity,
-    times: &Times,
-    startup: &Startup,
-) -> Result<Wired, CoordinatorError> {
-    const EPOCH: u64 = 1;
-    let joined = join(registry, contract.stages.len(), times.join).await?;
-    let mut lost = registry.lost();
-    let work = async {
-        let clients = try_join_all(joined.iter().enumerate().map(connect)).await?;
-        let loads = clients
-            .iter()
-            .zip(&contract.stages)
-            .map(|(client, contract)| load(client.clone(), contract, model, times, startup));
-        let kv_blocks = try_join_all(loads).await?.into_iter().min().unwrap_or(0);
-        let wires = clients.iter().enumerate().map(|(stage, client)| {
-            let request = v1::WireRequest {
-                epoch: EPOCH,
-                kv_blocks,
-                link: model.link.clone(),
-                next_address: joined.get(stage + 1).map(|next| next.hello.link_address.clone()),
-                contract_digest: contract.digest(),
-                timeout_millis: times.wire.as_millis() as u32,
-                step_timeout_millis: times.step.as_millis() as u32,
-            };
-            wire_stage(client.clone(), stage, request, times.wire, startup)
-        });
-        let links = try_join_all(wires).await?;
-        Ok(Wired { epoch: EPOCH, kv_blocks, clients, links, starts: startup.now() })
-    };
-    tokio::select! {
-        wired = work => wired,
-        // A stage that dies while another one loads must not be waited for.
-        gone = lost.wait_for(Option::is_some) => {
-            let (stage, reason) =
-                gone.ok().and_then(|gone| gone.clone()).unwrap_or((0, "it is gone".into()));
-            Err(CoordinatorError::Stage { stage, reason })
-        }
-    }
+/// What every wiring of the pipeline is made from.
+pub(crate) struct Wiring {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) contract: Contract,
+    pub(crate) model: ModelIdentity,
+    pub(crate) times: Times,
+    pub(crate) startup: Startup,
 }
 
-async fn join(
-    registry: &Registry,
-    stages: usize,
-    timeout: Duration,
-) -> Result<Vec<Joined>, CoordinatorError> {
-    let mut joined = registry.joined();
-    let all = async {
+/// Pauses between attempts to wire again.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+impl Wiring {
+    /// The first wiring. Stages that stand by take part when half of the time to join is over.
+    pub(crate) async fn wire_first(&self) -> Result<Wired, CoordinatorError> {
+        let joined = tokio::time::timeout(self.times.join / 2, self.join(false)).await;
+        let joined = match joined {
+            Ok(joined) => joined,
+            Err(_) => {
+                let rest = tokio::time::timeout(self.times.join / 2, self.join(true)).await;
+                rest.map_err(|_| self.missing())?
+            }
+        };
+        self.wire(&joined, 1).await
+    }
+
+    /// Wires again under the next epoch, in as many attempts as it takes.
+    pub(crate) async fn wire_again(&self, mut epoch: u64) -> Wired {
+        let mut pause = FIRST_PAUSE;
         loop {
-            // One may leave between the count and the taking; then there is another count to wait for.
-            let full = joined.wait_for(|&count| count == stages).await.is_ok();
-            match registry.take() {
-                Some(all) => return all,
-                None if full => tokio::task::yield_now().await,
-                None => std::future::pending().await,
+            epoch += 1;
+            let joined = self.join(true).await;
+            match self.wire(&joined, epoch).await {
+                Ok(wired) => return wired,
+                Err(error) => {
+                    let reason = error.to_string();
+                    tracing::warn!("the pipeline cannot be wired again yet: {reason}");
+                    self.startup.failed(&reason);
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Waits for all stages, in order.
+    async fn join(&self, with_standbys: bool) -> Vec<Joined> {
+        let mut changes = self.registry.changes();
+        loop {
+            changes.mark_unchanged();
+            if with_standbys {
+                self.registry.promote();
+            }
+            if let Some(all) = self.registry.take() {
+                return all;
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
             }
         }
-    };
-    match tokio::time::timeout(timeout, all).await {
-        Ok(all) => Ok(all),
-        Err(_) => {
-            let missing = registry.missing();
-            let names: Vec<String> = missing.iter().map(|i| format!("stage {i}")).collect();
-            Err(CoordinatorError::Missing {
-                joined: stages - missing.len(),
-                stages,
-                timeout,
-                missing: names.join(", "),
-            })
+    }
+
+    fn missing(&self) -> CoordinatorError {
+        let stages = self.contract.stages.len();
+        let missing = self.registry.missing();
+        let names: Vec<String> = missing.iter().map(|i| format!("stage {i}")).collect();
+        CoordinatorError::Missing {
+            joined: stages - missing.len(),
+            stages,
+            timeout: self.times.join,
+            missing: names.join(", "),
+        }
+    }
+
+    /// Loads these stages and connects them.
+    async fn wire(&self, joined: &[Joined], epoch: u64) -> Result<Wired, CoordinatorError> {
+        let Self { contract, model, times, startup, .. } = self;
+        let mut lost = self.registry.lost();
+        let work = async {
+            let clients = try_join_all(joined.iter().enumerate().map(connect)).await?;
+            let loads = clients
+                .iter()
+                .zip(&contract.stages)
+                .map(|(client, contract)| load(client.clone(), contract, model, times, startup));
+            let kv_blocks = try_join_all(loads).await?.into_iter().min().unwrap_or(0);
+            let wires = clients.iter().enumerate().map(|(stage, client)| {
+                let next = joined.get(stage + 1);
+                let request = v1::WireRequest {
+                    epoch,
+                    kv_blocks,
+                    link: model.link.clone(),
+                    next_address: next.map(|next| next.hello.link_address.clone()),
+                    contract_digest: contract.digest(),
+                    timeout_millis: times.wire.as_millis() as u32,
+                    step_timeout_millis: times.step.as_millis() as u32,
+                };
+                wire_stage(client.clone(), stage, request, times.wire, startup)
+            });
+            let links = try_join_all(wires).await?;
+            Ok(Wired { epoch, kv_blocks, clients, links, starts: startup.now() })
+        };
+        tokio::select! {
+            wired = work => wired,
+            // A stage that dies while another one loads must not be waited for.
+            gone = lost.wait_for(Option::is_some) => {
+                let (stage, reason) =
+                    gone.ok().and_then(|gone| gone.clone()).unwrap_or((0, "it is gone".into()));
+                Err(CoordinatorError::Stage { stage, reason })
+            }
         }
     }
 }
@@ -172,6 +212,7 @@ async fn load(
                     bytes_needed: done.bytes_needed,
                     seconds: done.seconds,
                     kv_blocks: done.kv_blocks,
+                    held: done.held,
                 });
                 return Ok(done.kv_blocks);
             }

@@ -91,7 +91,9 @@ async fn session(
             .as_ref()
             .map(|m| m.checkpoint.digest().to_owned())
             .unwrap_or_default(),
-        preferred_index: config.preferred_index,
+        // One that had a place before holds its slice.
+        preferred_index: host.view().index.map(|index| index as u32),
+        standby: config.standby,
         memory_bytes: config.memory_bytes.unwrap_or(0),
         process_id: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -123,6 +125,9 @@ async fn session(
                     Order::Welcome(welcome) => {
                         host.joined(welcome.stage_index);
                         tracing::info!("joined as stage {} of {}", welcome.stage_index, welcome.stages);
+                    }
+                    Order::Standby(standby) => {
+                        tracing::info!("stands by: all {} stages are there", standby.stages);
                     }
                     Order::Refused(refused) => return Err(StageError::Refused(refused.reason)),
                     Order::Dismissed(_) => return Ok(Ended::Dismissed),

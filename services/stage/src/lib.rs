@@ -66,6 +66,8 @@ pub struct StageConfig {
     pub metrics: Option<SocketAddr>,
     /// Index to ask for.
     pub preferred_index: Option<u32>,
+    /// Wait until a pipeline lacks a stage, and take its place.
+    pub standby: bool,
     /// End when the coordinator goes away.
     pub exit_with_coordinator: bool,
     /// Epsilon of the latent norms.

@@ -136,8 +136,8 @@ impl Load<'_> {
             bytes_needed: needed,
             weight_bytes: checkpoint.tensor_bytes_read() - weights_before,
             kv_blocks,
-            seconds: 0.0,
             device,
+            ..v1::LoadDone::default()
         };
         Ok((Box::new(slice), done))
     }

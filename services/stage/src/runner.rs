@@ -43,6 +43,8 @@ pub(crate) struct Runner {
     nan_scores: u64,
     /// After a failed step the next stages miss a frame: nothing later of this epoch may be answered.
     failed: Option<String>,
+    /// Whether the engine itself failed: what it holds is not to be relied on.
+    broken: bool,
 }
 
 impl Runner {
@@ -73,16 +75,20 @@ impl Runner {
             received: LinkStats::default(),
             nan_scores,
             failed: None,
+            broken: false,
         }
     }
 
-    /// Runs steps until the stream of them ends; gives the engine back.
+    /// Runs steps until the stream of them ends, or nobody waits for results; gives the engine back unless it failed.
     pub(crate) fn run(
         mut self,
         mut steps: mpsc::Receiver<Arrived>,
         results: &mpsc::Sender<v1::StepResult>,
-    ) -> Box<dyn Engine> {
+    ) -> Option<Box<dyn Engine>> {
         while let Some(Arrived { mut step, at, unix_micros }) = steps.blocking_recv() {
+            if results.is_closed() {
+                break;
+            }
             let mut result =
                 v1::StepResult { epoch: step.epoch, step_id: step.step_id, ..Default::default() };
             let mut laps = Laps::since(at);
@@ -94,13 +100,16 @@ impl Runner {
             self.totals.begins();
             let mut kind = None;
             if let Err(failure) = self.step(&step, &mut result, &mut times, &mut laps) {
-                tracing::error!(
-                    step = step.step_id,
-                    kind = failure.kind,
-                    trace_ids = trace_ids(&step),
-                    "{}",
-                    failure.message
-                );
+                // A link that breaks after the coordinator has gone is how a pipeline ends.
+                if !results.is_closed() {
+                    tracing::error!(
+                        step = step.step_id,
+                        kind = failure.kind,
+                        trace_ids = trace_ids(&step),
+                        "{}",
+                        failure.message
+                    );
+                }
                 kind = Some(failure.kind);
                 self.failed.get_or_insert_with(|| failure.message.clone());
                 result.failure = Some(v1::StepFailure {
@@ -119,7 +128,7 @@ impl Runner {
                 break;
             }
         }
-        self.engine
+        (!self.broken).then_some(self.engine)
     }
 
     fn step(
@@ -185,6 +194,7 @@ impl Runner {
         // A panic ends the step, not the process: the coordinator hears of it like of any other failure.
         let output = catch_unwind(AssertUnwindSafe(|| engine.run(&request, input)));
         times.compute = laps.lap();
+        self.broken = !matches!(output, Ok(Ok(_)));
         let output = output
             .map_err(|_| Failure {
                 kind: "panic",

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_model::Checkpoint;
@@ -57,7 +57,11 @@ pub(crate) struct Host {
     links: Arc<TcpListener>,
     pub(crate) totals: Arc<Totals>,
     traces: Traces,
+    /// Held while a slice is loaded or links are made: a coordinator that gave up may ask again meanwhile.
+    changing: Mutex<()>,
     state: Mutex<State>,
+    /// Told when a runner gives its engine back.
+    returned: Condvar,
 }
 
 /// What others see of the host at one moment.
@@ -99,8 +103,12 @@ struct State {
     joins: u64,
     index: Option<usize>,
     contract: Option<StageContract>,
-    /// Absent while a runner has it.
+    /// Absent while a runner has it, and after it failed.
     engine: Option<Box<dyn Engine>>,
+    /// Whether a runner has it.
+    lent: bool,
+    /// What the engine was loaded for, and what came of it.
+    loaded: Option<(v1::LoadRequest, v1::LoadDone)>,
     wired: Option<Wired>,
     bytes_read: u64,
     kv_blocks: u32,
@@ -131,6 +139,8 @@ impl Host {
             links: Arc::new(links),
             totals: Arc::new(Totals::new()),
             traces: config.traces.clone(),
+            changing: Mutex::new(()),
+            returned: Condvar::new(),
             state: Mutex::new(State {
                 phase: v1::StageState::Joined,
                 index: config.preferred_index.map(|index| index as usize),
@@ -177,7 +187,7 @@ impl Host {
         let stuck = self.stuck();
         let state = self.state();
         // Whoever is wired waits for the stream of steps, or runs it.
-        let runs = state.wired.is_some() || state.engine.is_none();
+        let runs = state.wired.is_some() || state.lent;
         let failed = self.totals.now().since(state.before).failed_steps > 0;
         View {
             phase: state.phase,
@@ -209,11 +219,23 @@ impl Host {
         request: v1::LoadRequest,
         progress: &mpsc::Sender<Result<v1::LoadEvent, Status>>,
     ) -> Result<v1::LoadDone, String> {
+        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
         let message = request.contract.clone().ok_or("the load request has no contract")?;
         let contract = crate::contract::from_message(message)?;
         {
-            let mut state = self.state();
+            // A runner of an earlier wiring ends once its links are gone.
+            let state = self.state();
+            let mut state = self
+                .returned
+                .wait_while(state, |state| state.lent)
+                .unwrap_or_else(PoisonError::into_inner);
+            let held = state.loaded.take().filter(|(of, _)| *of == request);
+            if let (Some((request, done)), true) = (held, state.engine.is_some()) {
+                state.loaded = Some((request, done.clone()));
+                state.phase = v1::StageState::Loaded;
+                return Ok(v1::LoadDone { held: true, seconds: 0.0, ..done });
+            }
             state.phase = v1::StageState::Loading;
             state.engine = None;
         }
@@ -254,10 +276,14 @@ impl Host {
         state.kv_blocks = done.kv_blocks;
         state.bytes_needed = done.bytes_needed;
         state.load_seconds = seconds;
-        Ok(v1::LoadDone { seconds, ..done })
+        let done = v1::LoadDone { seconds, ..done };
+        state.loaded = Some((request, done.clone()));
+        Ok(done)
     }
 
     fn wire(&self, request: &v1::WireRequest) -> Result<v1::WireReply, String> {
+        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.unwire();
         let contract = self.state().contract.clone().ok_or("wired before it was loaded")?;
         if request.link != "tcp" {
             return Err(format!("link {:?}, this stage has \"tcp\"", request.link));
@@ -307,6 +333,7 @@ impl Host {
         let mut state = self.state();
         let wired = state.wired.take().ok_or("run before it was wired")?;
         let engine = state.engine.take().ok_or("another stream of steps is still running")?;
+        state.lent = true;
         let contract = state.contract.clone().ok_or("run before it was loaded")?;
         let traces = StepTraces::start(&self.traces, contract.stage, contract.layers.clone());
         Ok(Runner::new(
@@ -322,8 +349,12 @@ impl Host {
         ))
     }
 
-    fn finished(&self, engine: Box<dyn Engine>) {
-        self.state().engine = Some(engine);
+    /// A runner has ended; an engine that failed is not among what it gives back.
+    fn finished(&self, engine: Option<Box<dyn Engine>>) {
+        let mut state = self.state();
+        state.engine = engine;
+        state.lent = false;
+        self.returned.notify_all();
     }
 
     fn status(&self) -> v1::StatusReply {

@@ -10,7 +10,7 @@ use baton_transport::frame::{DESCRIPTOR_BYTES, HEADER_BYTES};
 use serde_json::json;
 
 use crate::controls::changes_nothing;
-use crate::{LATER, MODEL, NEEDS, SOON, at_step, refusal, stays_failed, stream_until_error};
+use crate::{LATER, MODEL, NEEDS, SOON, at_step, comes_back, refusal, stream_until_error};
 
 #[tokio::test]
 async fn a_flipped_bit_is_told_by_the_checksum() -> anyhow::Result<()> {
@@ -50,7 +50,7 @@ async fn a_frame_that_never_comes_is_missed_in_time() -> anyhow::Result<()> {
         message.contains("stage 1, step 5") && message.contains("hand-off-timeout"),
         "{message}"
     );
-    stays_failed(&pipeline.server.client, prompt, &message).await
+    comes_back(&pipeline.server.client).await
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn chunks_fail(proxy: Proxy, words: &[&str]) -> anyhow::Result<()> {
     for word in words {
         ensure!(message.contains(word), "no {word:?}: {message}");
     }
-    stays_failed(&pipeline.server.client, prompt, &message).await?;
+    comes_back(&pipeline.server.client).await?;
     proxy.hand_offs().map(drop)
 }
 

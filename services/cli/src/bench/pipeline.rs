@@ -115,6 +115,7 @@ fn config(
         load_timeout: START,
         wire_timeout: Duration::from_secs(10),
         step_timeout: START,
+        recovery_timeout: Duration::ZERO,
         max_waiting: args.sequences,
         max_sequences: args.sequences,
         step_rows,

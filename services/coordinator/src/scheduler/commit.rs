@@ -37,6 +37,9 @@ impl Scheduler {
             }
             self.publish(at, part.until);
             if !scored.is_empty() {
+                let sequence = &mut self.running[at];
+                sequence.scores_told += scored.len();
+                sequence.setbacks = 0;
                 let scored = scored
                     .into_iter()
                     .map(|s| (TokenLogprob { token: s.token_id, logprob: s.logprob }, tops(s.top)));
@@ -72,6 +75,7 @@ impl Scheduler {
     fn extend(&mut self, at: usize, sampled: v1::Sampled) {
         let sequence = &mut self.running[at];
         sequence.awaiting_token = false;
+        sequence.setbacks = 0;
         sequence.tokens.push(sampled.token_id);
         if let Some(seen) = &mut sequence.seen {
             *seen.entry(sampled.token_id).or_insert(0) += 1;

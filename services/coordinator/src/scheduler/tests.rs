@@ -86,6 +86,7 @@ proptest! {
         micro_batches in 1usize..5,
         chunk in 1usize..20,
         cache in any::<bool>(),
+        failures in prop::collection::btree_set(1u32..60, 0..3),
     ) {
         let limits = Limits {
             step_rows: 24, prefill_chunk: chunk, micro_batches, max_sequences: 8,
@@ -107,6 +108,13 @@ proptest! {
         }
         let mut pipe = VecDeque::new();
         for round in 0..5000 {
+            if failures.contains(&(round as u32)) {
+                // The pipeline fails with steps in flight, and comes back without any memory.
+                pipe.clear();
+                scheduler.suspend("stage 1 was lost");
+                scheduler.resume(kv_blocks, 2 + round as u64);
+                toy = Toy { shares: cache, ..Toy::default() };
+            }
             while let Some(step) = scheduler.next_step(Instant::now()) {
                 pipe.push_back(toy.run(&step, 4));
             }
@@ -463,4 +471,22 @@ fn penalties_count_what_was_generated() {
     assert_eq!((last.biased_tokens, last.biases), (vec![5], vec![-2.0]));
     let penalties = last.penalties.unwrap();
     assert_eq!((penalties.tokens, penalties.generated), (vec![0, 1, 2], vec![0, 0, 3]));
+}
+
+#[test]
+fn a_smaller_pipeline_ends_what_it_has_no_room_for() {
+    let mut run = Run::new(limits(), 200);
+    let mut large = run.submit(request(400, 9, false));
+    let mut small = run.submit(request(100, 9, false));
+    run.send();
+    run.commit();
+    run.scheduler.suspend("stage 1 was lost");
+    run.scheduler.resume(50, 2);
+    (run.toy, run.pipe) = (Toy { shares: true, ..Toy::default() }, VecDeque::new());
+    run.finish();
+    let message = "prompt and max_tokens need room for 409 tokens, the pipeline has 200".to_owned();
+    assert_eq!(tokens(&mut large).2, Some(Event::Failed { message, retryable: false }));
+    let (_, text, end) = tokens(&mut small);
+    assert_eq!((text.len(), end), (9, Some(Event::Finished(FinishReason::Length))));
+    assert_eq!(run.scheduler.free_blocks(), 50);
 }

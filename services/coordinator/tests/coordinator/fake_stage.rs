@@ -157,8 +157,14 @@ impl Member {
 }
 
 impl Fixture {
-    /// A coordinator for this many stages of one layer each: room for two waiting requests and one running one.
+    /// A coordinator for this many stages of one layer each: room for two waiting requests and one running one. Requests do
+    /// not wait for a pipeline to come back.
     pub(crate) async fn start(stages: usize) -> Self {
+        Self::patient(stages, Duration::ZERO).await
+    }
+
+    /// The same, whose requests wait this long.
+    pub(crate) async fn patient(stages: usize, recovery_timeout: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let contract = |stage| StageContract {
@@ -191,6 +197,7 @@ impl Fixture {
             load_timeout: Duration::from_secs(1),
             wire_timeout: Duration::from_secs(1),
             step_timeout: Duration::from_secs(1),
+            recovery_timeout,
             max_waiting: 2,
             max_sequences: 1,
             step_rows: 32,
@@ -251,7 +258,8 @@ impl Fixture {
             backend: backend.into(),
             config_digest: digest.into(),
             checkpoint_digest: digest.into(),
-            preferred_index: Some(stage as u32),
+            preferred_index: (stage < self.stages).then_some(stage as u32),
+            standby: stage >= self.stages,
             ..Default::default()
         };
         let event = |event| v1::StageEvent { event: Some(event) };
@@ -281,6 +289,19 @@ impl Fixture {
             }
         });
         Member { order, leave }
+    }
+
+    /// Waits until the pipeline runs in this epoch, or a later one.
+    pub(crate) async fn epoch(&self, epoch: u64) {
+        for _ in 0..500 {
+            let state = self.handle.pipeline().await;
+            if state["epoch"].as_u64() >= Some(epoch) && self.handle.readiness() == Readiness::Ready
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("not in epoch {epoch}: {:?}", self.handle.readiness());
     }
 
     /// Waits until requests are taken.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use baton_coordinator::{Event, FinishReason, GenerateRequest, SubmitError};
+use baton_proto::v1::stage_order::Order;
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -71,32 +72,116 @@ async fn a_stage_that_stops_answering_is_named_with_the_step() {
     let message = failure(fixture.submit(5), SOON).await;
     assert!(message.starts_with("stage 1 has not answered step 1 for "), "{message}");
     assert!(message.ends_with("the last step it answered is 0"), "{message}");
-    assert_eq!(fixture.unready().await, message);
 }
 
 #[tokio::test]
-async fn a_failed_step_names_its_stage_and_only_that_stage_is_shown_as_failed() {
+async fn a_failed_step_names_its_stage_and_the_pipeline_comes_back() {
     let (fixture, _members) = Fixture::wired(2, 0, Behaviour::FailsSteps).await;
-    let message = failure(fixture.submit(5), SOON).await;
-    assert_eq!(message, "stage 0 failed (stale-carry): rows of step 3");
-    assert_eq!(fixture.unready().await, message);
+    for epoch in 2..4 {
+        let message = failure(fixture.submit(5), SOON).await;
+        assert_eq!(message, "stage 0 failed (stale-carry): rows of step 3");
+        fixture.epoch(epoch).await;
+    }
     let state = fixture.handle.pipeline().await;
-    assert_eq!(state["failure"], message.as_str());
-    assert_eq!(state["stages"][0]["state"], "failed");
-    assert_eq!(state["stages"][0]["failure"], "failed (stale-carry): rows of step 3");
-    assert_eq!(state["stages"][1]["state"], "wired");
-    let late = fixture.handle.submit(request(1)).unwrap_err();
-    assert_eq!(late, SubmitError::NotReady(message));
+    assert_eq!((&state["failure"], &state["stages"][0]["state"]), (&json!(null), &json!("wired")));
 }
 
 #[tokio::test]
-async fn a_stage_that_vanishes_ends_requests_in_flight() {
+async fn a_request_that_fails_every_pipeline_ends() {
+    let fixture = Fixture::patient(2, SOON).await;
+    let _a = fixture.join(0, Behaviour::FailsSteps).await;
+    let _b = fixture.join(1, Behaviour::Sound).await;
+    fixture.ready().await;
+    assert_eq!(
+        failure(fixture.submit(5), SOON).await,
+        "the pipeline failed 4 times while it computed this request, at last because stage 0 failed (stale-carry): \
+         rows of step 3"
+    );
+    fixture.epoch(5).await;
+}
+
+#[tokio::test]
+async fn a_stage_that_vanishes_ends_requests_that_may_not_wait() {
     let (fixture, members) = Fixture::wired(2, 0, Behaviour::Sound).await;
     let events = fixture.submit(190);
     tokio::time::sleep(Duration::from_millis(100)).await;
     members[1].vanish();
     let message = failure(events, SOON).await;
     assert!(message.starts_with("stage 1 was lost: "), "{message}");
+    let reason = fixture.unready().await;
+    assert_eq!(reason, format!("{message}; waiting for stage 1 to join"));
+    let state = fixture.handle.pipeline().await;
+    assert_eq!(state["failure"], message.as_str());
+    assert_eq!(
+        (&state["stages"][0]["state"], &state["stages"][1]["state"]),
+        (&json!("joined"), &json!("absent"))
+    );
+    let late = fixture.handle.submit(request(1)).unwrap_err();
+    assert_eq!(late, SubmitError::NotReady(reason));
+}
+
+/// All tokens of a request that must end well.
+async fn text(mut events: mpsc::UnboundedReceiver<Event>) -> Vec<u32> {
+    let (mut tokens, mut end) = (Vec::new(), None);
+    let all = async {
+        while let Some(event) = events.recv().await {
+            match event {
+                Event::Token { token, .. } => tokens.push(token.token),
+                Event::Admitted { .. } => assert!(tokens.is_empty(), "admitted once"),
+                other => end = Some(other),
+            }
+        }
+    };
+    tokio::time::timeout(SOON, all).await.unwrap();
+    assert_eq!(end, Some(Event::Finished(FinishReason::Length)));
+    tokens
+}
+
+#[tokio::test]
+async fn a_stage_that_dials_again_takes_its_place_and_no_request_is_lost() {
+    let fixture = Fixture::patient(2, SOON).await;
+    let _first = fixture.join(0, Behaviour::Sound).await;
+    let second = fixture.join(1, Behaviour::Sound).await;
+    fixture.ready().await;
+    let undisturbed = text(fixture.submit(60)).await;
+    let (running, waiting) = (fixture.submit(60), fixture.submit(60));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    second.vanish();
+    let _again = fixture.join(1, Behaviour::Sound).await;
+    assert_eq!((text(running).await, text(waiting).await), (undisturbed.clone(), undisturbed));
+    fixture.epoch(2).await;
+}
+
+#[tokio::test]
+async fn one_that_stands_by_takes_the_place_of_a_lost_stage() {
+    let fixture = Fixture::patient(2, SOON).await;
+    let standby = fixture.join(2, Behaviour::Sound).await;
+    assert!(matches!(standby.order, Order::Standby(_)), "{:?}", standby.order);
+    let first = fixture.join(0, Behaviour::Sound).await;
+    let _second = fixture.join(1, Behaviour::Sound).await;
+    fixture.ready().await;
+    assert_eq!(fixture.handle.pipeline().await["standbys"], 1);
+    let events = fixture.submit(60);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    first.vanish();
+    fixture.epoch(2).await;
+    assert_eq!(text(events).await.len(), 60);
+    assert_eq!(fixture.handle.pipeline().await["standbys"], 0);
+}
+
+#[tokio::test]
+async fn requests_wait_no_longer_than_they_may() {
+    let fixture = Fixture::patient(1, Duration::from_secs(1)).await;
+    let only = fixture.join(0, Behaviour::Sound).await;
+    fixture.ready().await;
+    let events = fixture.submit(190);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    only.vanish();
+    let message = failure(events, SOON).await;
+    assert!(message.ends_with("; the pipeline did not come back within 1s"), "{message}");
+    let _again = fixture.join(0, Behaviour::Sound).await;
+    fixture.epoch(2).await;
+    assert_eq!(text(fixture.submit(3)).await.len(), 3);
 }
 
 #[tokio::test]

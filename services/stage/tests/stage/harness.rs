@@ -107,6 +107,7 @@ impl Stage {
             memory_bytes: None,
             metrics: Some(any),
             preferred_index: Some(index as u32),
+            standby: false,
             exit_with_coordinator: false,
             latent_norm_eps: None,
             traces: baton_telemetry::Traces::off(),
