@@ -61,7 +61,7 @@ pub(crate) struct Failure {
     /// The stage it began with.
     pub(crate) stage: usize,
     pub(crate) reason: String,
-    /// Whether the stage only found a neighbour gone.
+    /// Whether somebody else will say it better: the registry, of a stage that is gone.
     secondhand: bool,
 }
 
@@ -346,7 +346,10 @@ impl<'a> Pipeline<'a> {
         result: Result<v1::StepResult, String>,
     ) -> Result<(), Failure> {
         let failed = |reason| Failure { stage, reason, secondhand: false };
-        let result = result.map_err(|reason| failed(format!("was lost: {reason}")))?;
+        let result = result.map_err(|reason| {
+            let reason = format!("was lost: {reason}");
+            Failure { secondhand: true, ..failed(reason) }
+        })?;
         self.settings.timeline.answered(stage, &result);
         if let Some(failure) = &result.failure {
             let reason = format!("failed ({}): {}", failure.kind, failure.message);

@@ -20,7 +20,7 @@ struct Progress {
     stages: Vec<Start>,
     /// Whether the pipeline is made; what ends it is the driver's to say.
     serving: bool,
-    /// Why the last pipeline ended, or the last attempt to make one.
+    /// Why the last pipeline ended.
     failure: Option<String>,
 }
 
@@ -104,14 +104,21 @@ impl Startup {
         self.ready.send_replace(progress.readiness());
     }
 
-    /// The pipeline has failed, or could not be made: the stages that are there start over.
+    /// The pipeline has failed.
     pub(crate) fn failed(&self, reason: &str) {
+        let mut progress = self.progress();
+        progress.serving = false;
+        progress.failure = Some(reason.to_owned());
+        drop(progress);
+        self.start_over();
+    }
+
+    /// The stages that are there begin again; why the pipeline failed stays what it was.
+    pub(crate) fn start_over(&self) {
         let mut progress = self.progress();
         for start in &mut progress.stages {
             start.phase = start.phase.min(Phase::Joined);
         }
-        progress.serving = false;
-        progress.failure = Some(reason.to_owned());
         self.ready.send_replace(progress.readiness());
     }
 }
@@ -229,8 +236,10 @@ mod tests {
         says("stage 1 was lost; waiting for stage 1 to join");
         startup.tell(joined(1));
         says("stage 1 was lost; loading stages 0, 1");
-        startup.failed("stage 0: no memory");
-        says("stage 0: no memory; loading stages 0, 1");
+        startup.tell(StartupEvent::Wired { stage: 0, link: "tcp".into() });
+        says("stage 1 was lost; loading stage 1");
+        startup.start_over();
+        says("stage 1 was lost; loading stages 0, 1");
     }
 
     #[test]

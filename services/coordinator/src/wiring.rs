@@ -78,9 +78,8 @@ impl Wiring {
             match self.wire(&joined, epoch).await {
                 Ok(wired) => return wired,
                 Err(error) => {
-                    let reason = error.to_string();
-                    tracing::warn!("the pipeline cannot be wired again yet: {reason}");
-                    self.startup.failed(&reason);
+                    tracing::warn!("the pipeline cannot be wired again yet: {error}");
+                    self.startup.start_over();
                 }
             }
             tokio::time::sleep(pause).await;
