@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use baton_plan::{HiddenDtype, IndexDtype, ModelConfig};
 use baton_transport::HandOff;
 use baton_transport::frame::{self, FrameLimits, HEADER_BYTES};
-use baton_transport::link::tcp::HELLO_BYTES;
+use baton_transport::link::HELLO_BYTES;
 
 use crate::models::model_dir;
 use crate::pipeline::free_address;

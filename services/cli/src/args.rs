@@ -440,6 +440,8 @@ pub(crate) enum Device {
 pub(crate) enum LinkKind {
     /// TCP sockets
     Tcp,
+    /// Memory that stages of one host share
+    Shm,
 }
 
 /// Type of the residual stream.
@@ -463,7 +465,8 @@ impl From<ActivationDtype> for HiddenDtype {
 impl LinkKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Tcp => "tcp",
+            Self::Tcp => baton_plan::LinkKind::Tcp.name(),
+            Self::Shm => baton_plan::LinkKind::Shm.name(),
         }
     }
 }

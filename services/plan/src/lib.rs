@@ -6,6 +6,7 @@ pub mod balance;
 pub mod config;
 pub mod contract;
 pub mod kv;
+pub mod link;
 pub mod partition;
 pub mod published;
 pub mod report;
@@ -23,6 +24,7 @@ pub use contract::{
     Contract, ContractError, ContractOptions, HiddenDtype, IndexDtype, StageContract,
 };
 pub use kv::KvLayout;
+pub use link::LinkKind;
 pub use partition::{Partition, PartitionError};
 pub use report::PlanReport;
 pub use schedule::{IndexSchedule, LayerKind};

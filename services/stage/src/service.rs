@@ -9,12 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_model::Checkpoint;
-use baton_plan::{ModelConfig, StageContract};
+use baton_plan::{LinkKind, ModelConfig, StageContract};
 use baton_proto::v1;
 use baton_telemetry::Traces;
 use baton_transport::FrameLimits;
-use baton_transport::link::tcp::{self, Hello};
-use baton_transport::link::{HandOffReceiver, HandOffSender};
+use baton_transport::link::{self, HandOffReceiver, HandOffSender, Hello};
 use futures::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
@@ -285,25 +284,24 @@ impl Host {
         let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.unwire();
         let contract = self.state().contract.clone().ok_or("wired before it was loaded")?;
-        if request.link != "tcp" {
-            return Err(format!("link {:?}, this stage has \"tcp\"", request.link));
-        }
+        let kind: LinkKind = request.link.parse().map_err(|e| format!("{e}"))?;
         let deadline = Instant::now() + Duration::from_millis(request.timeout_millis.into());
         let limits = FrameLimits::from(&contract);
         let hello = |from_stage| Hello {
             epoch: request.epoch,
             from_stage,
             contract_digest: request.contract_digest.clone(),
+            link: kind,
         };
         let (receiver, sender) = std::thread::scope(|scope| {
             let receiving = (!contract.is_first()).then(|| {
                 let hello = hello(contract.stage - 1);
-                scope.spawn(move || tcp::accept(&self.links, &hello, limits, deadline))
+                scope.spawn(move || link::accept(&self.links, &hello, limits, deadline))
             });
             let sender = request
                 .next_address
                 .as_ref()
-                .map(|next| tcp::connect(next, &hello(contract.stage), limits, deadline));
+                .map(|next| link::connect(next, &hello(contract.stage), limits, deadline));
             let receiver = receiving.map(|thread| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             });
@@ -311,7 +309,7 @@ impl Host {
         });
         let receiver = receiver.map_err(|e| e.to_string())?;
         let sender = sender.map_err(|e| e.to_string())?;
-        let link = if sender.is_some() { "tcp" } else { "" };
+        let link = if sender.is_some() { kind.name() } else { "" };
         let mut state = self.state();
         let step_timeout = Duration::from_millis(request.step_timeout_millis.into());
         state.wired = Some(Wired {

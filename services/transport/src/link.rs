@@ -3,14 +3,21 @@
 //! A link is blocking and has deadlines: the compute thread calls it. Threads of the link's own do the reading and writing,
 //! so that sending a step overlaps with computing the next, and a bounded queue holds back a sender that is too fast.
 
-pub mod tcp;
+mod connection;
+mod queue;
+mod shm;
+mod tcp;
 
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use baton_plan::LinkKind;
 use thiserror::Error;
 
-use crate::frame::FrameError;
+pub use self::connection::{HELLO_BYTES, Hello};
+pub use self::queue::{LinkReceiver, LinkSender};
+use crate::frame::{FrameError, FrameLimits};
 use crate::handoff::HandOff;
 
 /// Sends hand-offs to the next stage, in order.
@@ -34,6 +41,41 @@ pub trait HandOffReceiver: Send {
     fn recv(&mut self, step_id: u64, deadline: Instant) -> Result<HandOff, LinkError>;
     /// What came through so far.
     fn stats(&self) -> LinkStats;
+}
+
+/// Connects to the next stage over the link that `hello` names, and agrees with it.
+///
+/// # Errors
+/// When it does not answer before the deadline, holds another contract, or the link cannot be made.
+pub fn connect(
+    address: &str,
+    hello: &Hello,
+    limits: FrameLimits,
+    deadline: Instant,
+) -> Result<LinkSender, LinkError> {
+    let connection = connection::dial(address, hello, deadline)?;
+    match hello.link {
+        LinkKind::Tcp => tcp::sender(connection, limits),
+        LinkKind::Shm => shm::sender(connection, limits, deadline),
+    }
+}
+
+/// Takes the connection of the previous stage over the link that `hello` names, and agrees with it. Connections of another
+/// epoch are turned away.
+///
+/// # Errors
+/// When none comes before the deadline, the peer holds another contract, or the link cannot be made.
+pub fn accept(
+    listener: &TcpListener,
+    hello: &Hello,
+    limits: FrameLimits,
+    deadline: Instant,
+) -> Result<LinkReceiver, LinkError> {
+    let connection = connection::answer(listener, hello, deadline)?;
+    match hello.link {
+        LinkKind::Tcp => tcp::receiver(connection, hello.epoch, limits),
+        LinkKind::Shm => shm::receiver(connection, hello.epoch, limits, deadline),
+    }
 }
 
 /// Totals of one direction of a link.
@@ -97,6 +139,14 @@ pub enum LinkError {
         /// What the system said.
         message: String,
     },
+    /// The two ends agree, but what the link needs cannot be had.
+    #[error("link {peer}: it cannot be set up: {message}")]
+    SetUp {
+        /// The other end.
+        peer: String,
+        /// What is missing.
+        message: String,
+    },
     /// The peer closed the link between two frames.
     #[error("link {peer}: the peer closed it")]
     Closed {
@@ -155,6 +205,7 @@ impl LinkError {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Io { .. } => "link-io",
+            Self::SetUp { .. } => "link-set-up",
             Self::Closed { .. } => "link-closed",
             Self::Broken { .. } => "link-broken",
             Self::Timeout { .. } => "hand-off-timeout",
@@ -164,3 +215,6 @@ impl LinkError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,12 +6,14 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use baton_plan::StageContract;
-use baton_plan::{Contract, ContractOptions, HiddenDtype, IndexDtype, ModelConfig, Partition};
+use baton_plan::{
+    Contract, ContractOptions, HiddenDtype, IndexDtype, LinkKind, ModelConfig, Partition,
+};
 use baton_proto::v1;
 use baton_proto::v1::coordinator_server::{Coordinator, CoordinatorServer};
 use baton_proto::v1::stage_client::StageClient;
 use baton_stage::{BackendKind, StageConfig, StageError};
-use baton_transport::link::tcp::{self, Hello, TcpSender};
+use baton_transport::link::{self, Hello, LinkSender};
 use baton_transport::{FrameLimits, HandOff, SentCarry};
 use futures::Stream;
 use tokio::sync::mpsc;
@@ -144,16 +146,17 @@ impl Stage {
     }
 
     /// Wires it as the last of its pipeline, with the test in the place of the stage before.
-    pub(crate) async fn wire_to_test(&self) -> TcpSender {
+    pub(crate) async fn wire_to_test(&self) -> LinkSender {
         let address = self.hello.link_address.clone();
         let hello = Hello {
             epoch: 1,
             from_stage: self.contract.stage - 1,
             contract_digest: self.digest.clone(),
+            link: LinkKind::Tcp,
         };
         let limits = FrameLimits::from(&self.contract);
         let connecting = tokio::task::spawn_blocking(move || {
-            tcp::connect(&address, &hello, limits, Instant::now() + LIMIT)
+            link::connect(&address, &hello, limits, Instant::now() + LIMIT)
         });
         self.wire(None).await.unwrap();
         connecting.await.unwrap().unwrap()

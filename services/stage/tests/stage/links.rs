@@ -4,10 +4,10 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use baton_plan::LinkKind;
 use baton_transport::FrameLimits;
 use baton_transport::frame::encode;
-use baton_transport::link::HandOffSender as _;
-use baton_transport::link::tcp::{self, HELLO_BYTES, Hello};
+use baton_transport::link::{self, HELLO_BYTES, HandOffSender as _, Hello};
 
 use crate::harness::{Stage, contract, hand_off, step};
 
@@ -92,11 +92,12 @@ async fn a_peer_with_another_contract_is_turned_away() {
     let (ours, theirs) = (contract(&[4, 6]), contract(&[5, 5]));
     let stage = Stage::load(&ours, 1).await;
     let address = stage.hello.link_address.clone();
-    let hello = Hello { epoch: 1, from_stage: 0, contract_digest: theirs.digest() };
+    let hello =
+        Hello { epoch: 1, from_stage: 0, contract_digest: theirs.digest(), link: LinkKind::Tcp };
     let limits = FrameLimits::from(&theirs.stages[1]);
     let connecting = tokio::task::spawn_blocking(move || {
         let connected =
-            tcp::connect(&address, &hello, limits, Instant::now() + Duration::from_secs(5));
+            link::connect(&address, &hello, limits, Instant::now() + Duration::from_secs(5));
         connected.map(|link| link.stats())
     });
     let refusal = stage.wire(None).await.unwrap_err();
