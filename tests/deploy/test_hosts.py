@@ -46,9 +46,11 @@ class Cluster:
         self.place = place
         self.objects = chart.render("values-laptop.yaml", settings=[f"model.path={MODEL}", *settings])
         self.hosts = Hosts()
-        workload = next(item for item in self.objects if item["kind"] == "StatefulSet")
-        self.stages = [f"stage-{index}" for index in range(workload["spec"]["replicas"])]
-        for name in ["coordinator", *self.stages, "client"]:
+        sets = [item for item in self.objects if item["kind"] == "StatefulSet"]
+        workloads = {item["metadata"]["labels"]["app.kubernetes.io/component"]: item["spec"]["replicas"] for item in sets}
+        self.stages = [f"stage-{index}" for index in range(workloads["stage"])]
+        standby = [f"standby-{number}" for number in range(workloads.get("standby", 0))]
+        for name in ["coordinator", *self.stages, *standby, "client"]:
             self.hosts.add(name)
         services = [item["metadata"]["name"] for item in self.objects if item["kind"] == "Service"]
         self.hosts.know({name: "coordinator" for name in services if name.endswith("-coordinator")})
@@ -81,6 +83,12 @@ class Cluster:
         address, question = self.hosts.addresses[name], json.dumps(probe)
         return self.hosts.call("client", sys.executable, HERE / "probe.py", address, question).returncode == 0
 
+    def serves(self, name):
+        """Whether a stage of the pipeline answers at this host, and the pipeline is ready."""
+        state = json.loads(self.curl("/pipeline").stdout)
+        addresses = [stage.get("metrics") for stage in state["stages"]]
+        return f"{self.hosts.addresses[name]}:7002" in addresses and self.probe("coordinator", "readinessProbe")
+
     def curl(self, path, *options):
         """Asks the API from the client's host."""
         url = f"http://{self.hosts.addresses['coordinator']}:8000{path}"
@@ -102,6 +110,17 @@ class Cluster:
 def cluster(tmp_path):
     """A cluster whose pods are not started yet."""
     made = Cluster(tmp_path)
+    try:
+        yield made
+    finally:
+        made.hosts.close()
+        print(made.logs())
+
+
+@pytest.fixture
+def cluster_with_standby(tmp_path):
+    """As `cluster`, with one stage that stands by."""
+    made = Cluster(tmp_path, ["stages.standby=1"])
     try:
         yield made
     finally:
@@ -147,3 +166,17 @@ def test_pods_stop_when_they_are_told(cluster):
     # The stages go with the coordinator, and Kubernetes starts them again for the next one.
     for name, process in processes.items():
         assert process.wait(timeout=10) == 0, name
+
+
+def test_a_standby_takes_a_lost_stages_place(cluster_with_standby):
+    cluster = cluster_with_standby
+    for name in ["coordinator", *cluster.stages, "standby-0"]:
+        cluster.start(name)
+    wait_for(lambda: cluster.probe("coordinator", "readinessProbe"), "the pipeline")
+    before = json.loads(cluster.complete())["choices"][0]["text"]
+    for which in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert cluster.probe("standby-0", which), which
+    cluster.hosts.processes["stage-1"].kill()
+    cluster.hosts.processes["stage-1"].wait()
+    wait_for(lambda: cluster.probe("standby-0", "livenessProbe") and cluster.serves("standby-0"), "the standby's place")
+    assert json.loads(cluster.complete())["choices"][0]["text"] == before

@@ -1,6 +1,6 @@
 {{/*
 One stage's pod, for every kind of set. Takes root, component (its label) and index: the label of the pod that holds the
-stage's index.
+stage's index, or nothing for a standby, which takes the index of a stage that is lost.
 */}}
 {{- define "baton.stagePod" -}}
 {{- $root := .root -}}
@@ -32,7 +32,11 @@ spec:
         - --metrics=0.0.0.0:7002
         # The pod's address: a name of a pod that has just started is not in every DNS cache yet.
         - --advertise=$(POD_IP)
+        {{- if .index }}
         - --index=$(STAGE_INDEX)
+        {{- else }}
+        - --standby
+        {{- end }}
         - --backend={{ $stages.backend }}
         {{- if $stages.threads }}
         - --threads={{ int $stages.threads }}
@@ -47,8 +51,10 @@ spec:
       env:
         - name: POD_IP
           valueFrom: {fieldRef: {fieldPath: status.podIP}}
+        {{- with .index }}
         - name: STAGE_INDEX
-          valueFrom: {fieldRef: {fieldPath: "metadata.labels['{{ .index }}']"}}
+          valueFrom: {fieldRef: {fieldPath: "metadata.labels['{{ . }}']"}}
+        {{- end }}
         {{- range $name, $value := $stages.nccl }}
         - name: {{ $name }}
           value: {{ $value | quote }}
@@ -70,8 +76,9 @@ spec:
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 3
+      {{- /* A standby has no place in the pipeline; it is ready when it can take one. */}}
       readinessProbe:
-        grpc: {port: 7000, service: baton.v1.Stage}
+        grpc: {port: 7000{{ if .index }}, service: baton.v1.Stage{{ end }}}
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: 2
