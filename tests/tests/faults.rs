@@ -37,19 +37,20 @@ fn wishes() -> [Value; 3] {
 /// A prompt longer than `index_topk`.
 const PROMPT: [u32; 20] = [5, 9, 2, 7, 1, 8, 3, 6, 4, 11, 15, 12, 17, 10, 18, 13, 16, 14, 19, 21];
 
-/// The choices of a stream's events, which must end well.
-async fn choices(stream: &mut EventStream, begun: Vec<String>) -> anyhow::Result<Vec<Value>> {
-    let mut all = begun;
-    let reading = async {
-        while let Some(data) = stream.next().await? {
-            all.push(data);
-        }
-        anyhow::Ok(())
+/// The events of a stream that has begun with these, which must end well.
+async fn whole(stream: &mut EventStream, mut events: Vec<String>) -> anyhow::Result<Vec<String>> {
+    events.extend(remaining(stream, START).await?);
+    ensure!(events.pop().as_deref() == Some("[DONE]"), "{:?}", events.last());
+    Ok(events)
+}
+
+/// The text of a stream's events.
+fn text(events: &[String]) -> anyhow::Result<String> {
+    let text = |data: &String| {
+        let event: Value = serde_json::from_str(data)?;
+        Ok(event["choices"][0]["text"].as_str().unwrap_or_default().to_owned())
     };
-    tokio::time::timeout(START, reading).await.context("the stream hangs")??;
-    ensure!(all.pop().as_deref() == Some("[DONE]"), "{:?}", all.last());
-    let choice = |data: &String| Ok(serde_json::from_str::<Value>(data)?["choices"].clone());
-    all.iter().map(choice).collect()
+    events.iter().map(text).collect()
 }
 
 /// Streams all wishes at once, has `disturb` do its worst once they have begun, and compares with undisturbed streams.
@@ -59,7 +60,7 @@ async fn nothing_is_lost(
 ) -> anyhow::Result<()> {
     let mut undisturbed = Vec::new();
     for wish in wishes() {
-        undisturbed.push(choices(&mut client.stream(&PROMPT, &wish).await?, Vec::new()).await?);
+        undisturbed.push(whole(&mut client.stream(&PROMPT, &wish).await?, Vec::new()).await?);
     }
     let mut streams = Vec::new();
     for wish in wishes() {
@@ -69,18 +70,14 @@ async fn nothing_is_lost(
     }
     disturb()?;
     for ((mut stream, begun), undisturbed) in streams.into_iter().zip(undisturbed) {
-        let disturbed = choices(&mut stream, begun).await?;
+        let disturbed = whole(&mut stream, begun).await?;
         // Tokens may come in other portions.
-        let joined = |choices: &[Value]| -> Vec<Value> {
-            let ids = choices.iter().map(|choice| choice[0]["token_ids"].clone());
-            ids.flat_map(|ids| ids.as_array().cloned().unwrap_or_default()).collect()
+        let tokens = |events: &[String]| -> Vec<Value> {
+            events.iter().flat_map(|data| ids(data)).collect()
         };
-        ensure!(joined(&disturbed).len() >= 300, "{} tokens", joined(&disturbed).len());
-        ensure!(joined(&disturbed) == joined(&undisturbed), "another text after the stage died");
-        let text = |choices: &[Value]| -> String {
-            choices.iter().filter_map(|choice| choice[0]["text"].as_str()).collect()
-        };
-        ensure!(text(&disturbed) == text(&undisturbed), "said twice, or not at all");
+        ensure!(tokens(&disturbed).len() >= 300, "{} tokens", tokens(&disturbed).len());
+        ensure!(tokens(&disturbed) == tokens(&undisturbed), "another text after the stage died");
+        ensure!(text(&disturbed)? == text(&undisturbed)?, "said twice, or not at all");
     }
     let (_, state) = client.get("/pipeline").await?;
     ensure!(state["epoch"].as_u64() >= Some(2), "nothing happened: {state}");
@@ -174,18 +171,24 @@ fn ids(data: &str) -> Vec<Value> {
     event["choices"][0]["token_ids"].as_array().cloned().unwrap_or_default()
 }
 
-/// Reads a stream to its end: the ids of its tokens, and its last event.
-async fn rest(stream: &mut EventStream) -> anyhow::Result<(Vec<Value>, String)> {
-    let (mut tokens, mut last) = (Vec::new(), String::new());
+/// Reads a stream to its end.
+async fn remaining(stream: &mut EventStream, limit: Duration) -> anyhow::Result<Vec<String>> {
+    let mut events = Vec::new();
     let reading = async {
         while let Some(data) = stream.next().await? {
-            tokens.extend(ids(&data));
-            last = data;
+            events.push(data);
         }
         anyhow::Ok(())
     };
-    tokio::time::timeout(SOON, reading).await.context("the stream hangs")??;
-    Ok((tokens, last))
+    tokio::time::timeout(limit, reading).await.context("the stream hangs")??;
+    Ok(events)
+}
+
+/// The ids of a stream's remaining tokens, and its last event.
+async fn rest(stream: &mut EventStream) -> anyhow::Result<(Vec<Value>, String)> {
+    let mut events = remaining(stream, SOON).await?;
+    let tokens = events.iter().flat_map(|data| ids(data)).collect();
+    Ok((tokens, events.pop().unwrap_or_default()))
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 /// How long a stage may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -30,6 +31,8 @@ pub(crate) struct Children {
     pids: Arc<Mutex<Vec<Option<Pid>>>>,
     pauses: Vec<Duration>,
     started: Vec<Instant>,
+    /// Ends the pauses before a start.
+    stopping: CancellationToken,
     waits: JoinSet<Ended>,
 }
 
@@ -52,6 +55,7 @@ impl Children {
             pids: Arc::new(Mutex::new(vec![None; stages])),
             pauses: vec![FIRST_PAUSE; stages],
             started: vec![Instant::now(); stages],
+            stopping: CancellationToken::new(),
             waits: JoinSet::new(),
         };
         for stage in 0..stages {
@@ -70,9 +74,12 @@ impl Children {
         self.pauses[stage] = (pause * 2).min(LONGEST_PAUSE);
         self.started[stage] = Instant::now() + pause;
         let (binary, arguments) = (self.binary.clone(), self.arguments[stage].clone());
-        let pids = Arc::clone(&self.pids);
+        let (pids, stopping) = (Arc::clone(&self.pids), self.stopping.clone());
         self.waits.spawn(async move {
-            tokio::time::sleep(pause).await;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stopping.cancelled() => {}
+            }
             match start(&binary, &arguments, stage, &pids) {
                 Ok(child) => wait(stage, child, pids).await,
                 Err(error) => Ended { stage, status: None, last_words: format!("{error:#}") },
@@ -90,19 +97,14 @@ impl Children {
 
     /// SIGTERM to all, SIGKILL to those that do not end in time.
     pub(crate) async fn stop(mut self) {
+        // Without places nothing is started any more.
         let pids = std::mem::take(&mut *lock(&self.pids));
-        let mut running = pids.len();
-        for pid in pids {
-            running -= usize::from(pid.is_none());
+        self.stopping.cancel();
+        for pid in pids.into_iter().flatten() {
             // A process that has ended already is what we want.
-            let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+            let _ = kill_process(pid, Signal::TERM);
         }
-        // Those in a pause before their next start have no process to end.
-        let all = async {
-            for _ in 0..running {
-                self.waits.join_next().await;
-            }
-        };
+        let all = async { while self.waits.join_next().await.is_some() {} };
         if tokio::time::timeout(GRACE, all).await.is_err() {
             tracing::warn!("some stages did not end within {GRACE:?} of SIGTERM and are killed");
             self.waits.abort_all();

@@ -23,12 +23,17 @@ pub(crate) struct Running<'a> {
 
 /// Stages that join, load and are wired.
 pub(crate) fn starting(contract: &Contract, starts: &[Start]) -> Value {
+    json!({"epoch": 0, "failure": null, "stages": started(contract, starts)})
+}
+
+/// How far every stage is.
+fn started(contract: &Contract, starts: &[Start]) -> Vec<Value> {
     let stages = contract.stages.iter().zip(starts).map(|(stage, start)| {
         let mut stage = planned(contract, stage, start);
         stage["state"] = start.phase.name().into();
         stage
     });
-    json!({"epoch": 0, "failure": null, "stages": stages.collect::<Vec<_>>()})
+    stages.collect()
 }
 
 /// The same after the pipeline of this epoch failed.
@@ -39,13 +44,14 @@ pub(crate) fn recovering(
     scheduler: &Scheduler,
     epoch: u64,
 ) -> Value {
+    let mut stages = started(contract, starts);
+    if let Some(stage) = stages.get_mut(failure.stage) {
+        stage["failure"] = json!(failure.reason);
+    }
     let mut state = requests(scheduler);
     state["epoch"] = json!(epoch);
     state["failure"] = json!(failure.to_string());
-    state["stages"] = starting(contract, starts)["stages"].take();
-    if let Some(stage) = state["stages"].get_mut(failure.stage) {
-        stage["failure"] = json!(failure.reason);
-    }
+    state["stages"] = json!(stages);
     state
 }
 

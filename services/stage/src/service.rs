@@ -229,14 +229,16 @@ impl Host {
                 .returned
                 .wait_while(state, |state| state.lent)
                 .unwrap_or_else(PoisonError::into_inner);
-            let held = state.loaded.take().filter(|(of, _)| *of == request);
-            if let (Some((request, done)), true) = (held, state.engine.is_some()) {
-                state.loaded = Some((request, done.clone()));
+            if let (Some((of, done)), Some(_)) = (&state.loaded, &state.engine)
+                && *of == request
+            {
+                let done = v1::LoadDone { held: true, seconds: 0.0, ..done.clone() };
                 state.phase = v1::StageState::Loaded;
-                return Ok(v1::LoadDone { held: true, seconds: 0.0, ..done });
+                return Ok(done);
             }
             state.phase = v1::StageState::Loading;
             state.engine = None;
+            state.loaded = None;
         }
         let (engine, done): (Box<dyn Engine>, _) = match (self.backend, &self.model) {
             (BackendKind::Delay(delay), _) => {

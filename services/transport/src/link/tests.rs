@@ -136,8 +136,8 @@ fn a_peer_that_finished_is_named() {
     }
 }
 
-#[test]
-fn a_peer_that_broke_off_differs_from_one_that_finished() {
+/// What a receiver of a tcp link says of a peer that agrees, writes these bytes and ends.
+fn refusal(bytes: Vec<u8>) -> LinkError {
     let link = LinkKind::Tcp;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -145,29 +145,26 @@ fn a_peer_that_broke_off_differs_from_one_that_finished() {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(&hello("a", 1, link).to_bytes()).unwrap();
         Hello::read(&mut stream, "peer").unwrap();
-        let frame = encode(hand_off(1, 2), &limits()).to_bytes();
-        stream.write_all(&frame[..frame.len() - 1]).unwrap();
+        stream.write_all(&bytes).unwrap();
     });
     let mut receiver = accept(&listener, &hello("a", 1, link), limits(), soon()).unwrap();
-    assert!(matches!(receiver.recv(1, soon()).unwrap_err(), LinkError::Broken { .. }));
+    let error = receiver.recv(1, soon()).unwrap_err();
     peer.join().unwrap();
+    error
+}
+
+#[test]
+fn a_peer_that_broke_off_differs_from_one_that_finished() {
+    let mut frame = encode(hand_off(1, 2), &limits()).to_bytes();
+    frame.pop();
+    let error = refusal(frame);
+    assert!(matches!(error, LinkError::Broken { .. }), "{error}");
 }
 
 #[test]
 fn foreign_bytes_are_told_as_such() {
-    let link = LinkKind::Tcp;
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let peer = thread::spawn(move || {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(&hello("a", 1, link).to_bytes()).unwrap();
-        Hello::read(&mut stream, "peer").unwrap();
-        stream.write_all(&[b'x'; 64]).unwrap();
-    });
-    let mut receiver = accept(&listener, &hello("a", 1, link), limits(), soon()).unwrap();
-    let error = receiver.recv(1, soon()).unwrap_err();
+    let error = refusal(vec![b'x'; 64]);
     assert!(matches!(error, LinkError::Frame { error: FrameError::Magic { .. }, .. }), "{error}");
-    peer.join().unwrap();
 }
 
 #[test]
